@@ -41,8 +41,9 @@ FEW_LAYERS: Final = 14
 """Layers up to which plans without recomputation are searched as a whole at first, for proofs."""
 EVERY_LAYERS: Final = 7
 """Layers up to which every set of runs is tried: there are 2.6 times as many with each layer."""
-MOST_LAYERS: Final = 200
-"""Longest chain whose options are listed: they grow with its square."""
+MOST_LAYERS: Final = {False: 300, True: 200}
+"""Longest chain whose options are listed: they grow with its square. With offloading they take
+nine times the memory, and the time for them is better spent without."""
 
 
 def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
@@ -113,9 +114,11 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
     found = _started(joint, starts)
     _keep(joint, state)
     kept = state.bounds.get("k1", whole.bounds["any"])
-    if whole.costs.layers > MOST_LAYERS:
+    most = MOST_LAYERS[whole.options.offload]
+    if whole.costs.layers > most:
+        beside = " with --offload auto" if whole.options.offload else ""
         whole.notes.append(
-            f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
+            f"recomputation is only planned for chains of up to {most} layers{beside}"
         )
         joint.take(SearchResult(state))
         _further(joint)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -319,6 +319,20 @@ def test_progress_never_forgets_the_best_plan() -> None:
     assert None not in known
     assert known == sorted(known, key=lambda period: -(period or 0))
     assert known[-1] == plan.period_per_microbatch
+
+
+@pytest.mark.parametrize(("offload", "said"), [("off", 0), ("auto", 1)])
+def test_long_chains_say_that_nothing_is_recomputed(
+    offload: Literal["off", "auto"], said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With offloading, whose tables are larger, chains are long earlier."""
+    monkeypatch.setattr(recompute_search, "MOST_LAYERS", {False: 6, True: 5})
+    chain = random_costs(0, 6, memory=10**6).chain
+    host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9)
+    cluster = machines(3, 10**6).model_copy(update={"host": host})
+    config = Config(recompute="auto", offload=offload, time_limit_s=0.5, deterministic=True)
+    notes = solve(chain, cluster, config).solver.notes
+    assert sum("recomputation is only planned for" in note for note in notes) == said
 
 
 def test_the_contiguous_period_is_kept() -> None:
