@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import ablation as ablation_rows
 from benchmarks import (
     compare_pages,
+    dynamic_programs,
     hierarchies,
     hierarchy_figures,
     host_states,
@@ -261,6 +262,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "step_times": step_times.page,
     "layer_options": layer_options.page,
     "option_times": option_times.page,
+    "dynamic_programs": dynamic_programs.page,
     "one_device": one_device.page,
     "host_states": host_states.page,
     "peers": peers.page,

@@ -6,8 +6,9 @@ first process that calls one compiles it; what it compiled lies in a cache besid
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -43,6 +44,50 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast("Callable[_P, _R]", _Lazy(function)) if AVAILABLE else function
 
 
+def compile_s() -> float:
+    """Seconds that this process has loaded numba and compiled so far: no search is to blame."""
+    return _TIMER.seconds
+
+
+class _Timer:
+    """Adds up times; what begins before the last one has ended is part of that."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth, self._began = 0.0, 0, 0.0
+
+    def start(self) -> None:
+        if not self._depth:
+            self._began = time.monotonic()
+        self._depth += 1
+
+    def end(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.monotonic() - self._began
+
+
+_TIMER: Final = _Timer()
+
+
+@cache
+def _loaded() -> Callable[[Callable[..., Any], bool], Any]:
+    """Makes machine code of a function, kept or not; numba is loaded, and its work is timed."""
+    _TIMER.start()
+    from numba import njit
+    from numba.core import event
+
+    class Listener(event.Listener):
+        def on_start(self, event: object) -> None:
+            _TIMER.start()
+
+        def on_end(self, event: object) -> None:
+            _TIMER.end()
+
+    event.register("numba:compile", Listener())  # type: ignore[no-untyped-call]
+    _TIMER.end()
+    return lambda function, kept: njit(cache=kept)(function)
+
+
 class _Lazy:
     """A function that is compiled when it is called."""
 
@@ -59,14 +104,13 @@ class _Lazy:
 
 def _compile(names: dict[str, Any]) -> None:
     """Replace the lazy functions of one module by machine code."""
-    from numba import njit
-
+    made = _loaded()
     for name, value in list(names.items()):
         if isinstance(value, _Lazy) and value.function.__globals__ is names:
             try:
-                value.machine_code = njit(cache=True)(value.function)
+                value.machine_code = made(value.function, True)
             except RuntimeError:  # neither the source's folder nor the user's cache can be written
-                value.machine_code = njit(value.function)
+                value.machine_code = made(value.function, False)
             names[name] = value.machine_code
 
 
