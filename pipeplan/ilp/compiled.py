@@ -49,7 +49,7 @@ def compile_s() -> float:
     return _TIMER.seconds
 
 
-class _Timer:
+class _CompileTimer:
     """Adds up times; what begins before the last one has ended is part of that."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _Timer:
             self.seconds += time.monotonic() - self._began
 
 
-_TIMER: Final = _Timer()
+_TIMER: Final = _CompileTimer()
 
 
 @cache
@@ -76,14 +76,14 @@ def _loaded() -> Callable[[Callable[..., Any], bool], Any]:
     from numba import njit
     from numba.core import event
 
-    class Listener(event.Listener):
+    class CompileListener(event.Listener):
         def on_start(self, event: object) -> None:
             _TIMER.start()
 
         def on_end(self, event: object) -> None:
             _TIMER.end()
 
-    event.register("numba:compile", Listener())  # type: ignore[no-untyped-call]
+    event.register("numba:compile", CompileListener())  # type: ignore[no-untyped-call]
     _TIMER.end()
     return lambda function, kept: njit(cache=kept)(function)
 
