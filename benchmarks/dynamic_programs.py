@@ -2,7 +2,7 @@
 
     python -m benchmarks.dynamic_programs [NAME ...]
 
-Networks of 18 to 194 layers on 8 GPUs, alike or of eight speeds, with half of the memory that the
+Networks of 18 to 152 layers on 8 GPUs, alike or of eight speeds, with half of the memory that the
 best contiguous 1F1B plan wants. Times are seconds of this process's processor, the shortest of
 several, once numba has compiled what it compiles. What the file has is not measured again, unless
 it is named.

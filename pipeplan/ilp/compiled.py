@@ -70,8 +70,8 @@ _TIMER: Final = _CompileTimer()
 
 
 @cache
-def _loaded() -> Callable[[Callable[..., Any], bool], Any]:
-    """Makes machine code of a function, kept or not; numba is loaded, and its work is timed."""
+def _loaded() -> Any:
+    """Numba's `njit`, whose work is timed from now on."""
     _TIMER.start()
     from numba import njit
     from numba.core import event
@@ -85,7 +85,7 @@ def _loaded() -> Callable[[Callable[..., Any], bool], Any]:
 
     event.register("numba:compile", CompileListener())  # type: ignore[no-untyped-call]
     _TIMER.end()
-    return lambda function, kept: njit(cache=kept)(function)
+    return njit
 
 
 class _Lazy:
@@ -104,13 +104,13 @@ class _Lazy:
 
 def _compile(names: dict[str, Any]) -> None:
     """Replace the lazy functions of one module by machine code."""
-    made = _loaded()
+    njit = _loaded()
     for name, value in list(names.items()):
         if isinstance(value, _Lazy) and value.function.__globals__ is names:
             try:
-                value.machine_code = made(value.function, True)
+                value.machine_code = njit(cache=True)(value.function)
             except RuntimeError:  # neither the source's folder nor the user's cache can be written
-                value.machine_code = made(value.function, False)
+                value.machine_code = njit(value.function)
             names[name] = value.machine_code
 
 

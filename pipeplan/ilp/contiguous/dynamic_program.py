@@ -29,11 +29,12 @@ from pipeplan.ilp.clock import OutOfTimeError, never
 from pipeplan.ilp.contiguous.gpu_orders import gpu_orders
 from pipeplan.ilp.contiguous.stage_choice import (
     INFINITE,
+    NO_HOST,
+    NOTHING_AWAY,
     Away,
     HostWay,
     Options,
     best_stages,
-    best_stages_with_offload,
 )
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import SearchOptions
@@ -335,13 +336,9 @@ class ContiguousDP:
         )
         most = -1 if self.most is None else self.most
         question = asked.period, asked.just_below, asked.limit, self.any_k, most
-        about = question, machine, self._options
-        spans, ends, chosen = (np.empty(len(start), dtype=np.int64) for _ in range(3))
-        if self.offload:
-            away = self._away[kind]
-            best_stages_with_offload(*about, self._way, away, start, spans, ends, chosen)
-        else:
-            best_stages(*about, start, spans, ends, chosen)
+        way, away = (self._way, self._away[kind]) if self.offload else (NO_HOST, NOTHING_AWAY)
+        found = spans, ends, chosen = tuple(np.empty(len(start), dtype=np.int64) for _ in range(3))
+        best_stages(question, machine, self._options, way, away, start, *found)
         return spans, ends, chosen
 
     def _host_way(self) -> HostWay:

@@ -26,6 +26,8 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
+import numpy as np
+
 from pipeplan.ilp.compiled import Bools, Ints, compiled
 
 INFINITE: Final = 2**61
@@ -48,50 +50,14 @@ Away = tuple[Ints, Ints, Ints, Ints, Ints]
 """[i, j] -> ns of the forward, bytes free beside the states; free beside the layer that needs
 most while it runs, kept by a layer that leaves only as a whole, where layers are stages of their
 own; [i, j, n, m] -> what can leave of what a micro-batch keeps, fewest bytes first."""
+_NONE = np.zeros((0, 0), dtype=np.int64)
+NOTHING_AWAY: Final[Away] = _NONE, _NONE, _NONE, _NONE, np.zeros((0, 0, 0, 0), dtype=np.int64)
+"""Where nothing may leave."""
+NO_HOST: Final[HostWay] = 1, 1, False, False
 
 
 @compiled
 def best_stages(
-    asked: Asked, gpu: Gpu, options: Options, behind: Ints, spans: Ints, ends: Ints, chosen: Ints
-) -> None:
-    """Fill in the smallest V of a stage in front, its last layer and option, by its first layer.
-
-    Args:
-        asked: what fits.
-        gpu: where the stage is.
-        options: of every stage, cheapest first.
-        behind: [j] -> V of what is behind a stage that ends with layer j, the transfers included.
-        spans: [i] -> V; `INFINITE` where nothing fits.
-        ends: [i] -> the last layer.
-        chosen: [i] -> the option.
-    """
-    period, just_below, limit, adds, most = asked
-    loads, closed, speed, budget = gpu
-    counts, more, saved, need = options
-    whole, rest = behind // period, behind % period
-    for first in range(len(behind)):
-        spans[first], ends[first], chosen[first] = INFINITE, first, -1
-        for last in range(first, len(behind)):
-            if loads[first, last] > limit:
-                break
-            if closed[first, last] or behind[last] >= INFINITE:
-                continue
-            for option in range(counts[first, last]):
-                load = loads[first, last] + _longer(more[first, last, option], speed)
-                if load > limit:
-                    break
-                begun = _begun(rest[last], load, period, adds)
-                copies = whole[last] + _copies(begun, period, just_below)
-                room, kept = budget - need[first, last, option], saved[first, last, option]
-                if (most < 0 or copies <= most) and _fits(copies - 1, kept, room):
-                    span = whole[last] * period + begun
-                    if span < spans[first]:
-                        spans[first], ends[first], chosen[first] = span, last, option
-                    break
-
-
-@compiled
-def best_stages_with_offload(
     asked: Asked,
     gpu: Gpu,
     options: Options,
@@ -102,20 +68,20 @@ def best_stages_with_offload(
     ends: Ints,
     chosen: Ints,
 ) -> None:
-    """As `best_stages`, of stages that may offload; the period is a whole number.
+    """Fill in the smallest V of a stage in front, its last layer and option, by its first layer.
 
     Args:
-        asked: as there.
-        gpu: as there.
-        options: as there.
+        asked: what fits; where stages offload, the period is a whole number.
+        gpu: where the stage is.
+        options: of every stage, cheapest first.
         host: the way to it.
-        away: what may leave.
-        behind: as there.
-        spans: as there.
-        ends: as there.
-        chosen: as there.
+        away: what may leave; empty where nothing may.
+        behind: [j] -> V of what is behind a stage that ends with layer j, the transfers included.
+        spans: [i] -> V; `INFINITE` where nothing fits.
+        ends: [i] -> the last layer.
+        chosen: [i] -> the option.
     """
-    period, _, limit, _, most = asked
+    period, just_below, limit, adds, most = asked
     loads, closed, speed, budget = gpu
     counts, more, saved, need = options
     forwards, free, apart, whole_layer, levels = away
@@ -129,19 +95,20 @@ def best_stages_with_offload(
                 continue
             for option in range(counts[first, last]):
                 load = loads[first, last] + _longer(more[first, last, option], speed)
-                if load > limit:
-                    break
-                begun = _begun(rest[last], load, period, False)
-                copies = whole[last] + _copies(begun, period, False)
-                span = whole[last] * period + begun
-                if span >= spans[first] or 0 <= most < copies:
+                begun = _begun(rest[last], load, period, adds)
+                copies = whole[last] + _copies(begun, period, just_below)
+                least = span = whole[last] * period + begun
+                if load > limit or span >= spans[first] or 0 <= most < copies:
                     # What runs longer is no shorter, and keeps no fewer.
                     break
-                stay = period, span, copies, forwards[first, last], load
                 room, kept = budget - need[first, last, option], saved[first, last, option]
-                beside = apart[first, last], whole_layer[first, last]
-                size = free[first, last], room, kept, beside[0], beside[1]
-                least = span_with_offload(stay, size, levels[first, last, option], host)
+                if not _fits(copies - 1, kept, room):
+                    if not levels.size:
+                        continue
+                    stay = period, span, copies, forwards[first, last], load
+                    beside = apart[first, last], whole_layer[first, last]
+                    size = free[first, last], room, kept, beside[0], beside[1]
+                    least = span_with_offload(stay, size, levels[first, last, option], host)
                 if least < spans[first]:
                     spans[first], ends[first], chosen[first] = least, last, option
 

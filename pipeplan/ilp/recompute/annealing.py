@@ -26,7 +26,7 @@ from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import mutate, options_of
-from pipeplan.ilp.recompute.options import UNUSED, StageOptions
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 
@@ -94,8 +94,8 @@ class RecomputeAnnealing(SimulatedAnnealing):
     def _offered(self, stage: Segment) -> Sequence[Runs]:
         """The sets of runs that the options of a segment stand for."""
         if stage not in self._sets:
-            used = int((self.offered.more[stage] < UNUSED).sum())
-            self._sets[stage] = [self.offered.runs(*stage, number) for number in range(used)]
+            used = range(self.offered.counts[stage])
+            self._sets[stage] = [self.offered.runs(*stage, number) for number in used]
         return self._sets[stage]
 
 

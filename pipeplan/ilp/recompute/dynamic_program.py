@@ -42,8 +42,7 @@ class RecomputeDP(ContiguousDP):
         if self.costs.semantics == "2bw":
             peak = np.maximum(peak, np.maximum(tables.optimizer, tables.late)[..., None])
         beside = tables.states + (tables.messages if self.messages else 0)
-        counts = (offered.more < UNUSED).sum(axis=2)
-        return counts, offered.more, offered.saved, peak + beside[..., None]
+        return offered.counts, offered.more, offered.saved, peak + beside[..., None]
 
     def _byte_levels(self) -> Array:
         return self.options.cheapest_first.levels

@@ -21,7 +21,7 @@ from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.copy_placement import transfer_ns
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.options import UNUSED, StageOptions
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.persistent import persistent_runs, work_s
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.runs import Runs
@@ -119,8 +119,7 @@ def _sets(costs: CostModel, offered: StageOptions) -> list[ContractedChain]:
     chain, last = costs.chain, costs.layers - 1
     every = list(persistent_runs(chain, _peak(costs)))
     spread = every[:: 1 + len(every) // MOST]
-    options = (n for n, more in enumerate(offered.more[0, last]) if more < UNUSED)
-    listed = (offered.runs(0, last, n) for n in options)
+    listed = (offered.runs(0, last, n) for n in range(offered.counts[0, last]))
     chains = [contract(chain, runs) for runs in dict.fromkeys([*spread, *listed])]
     return sorted(chains, key=lambda each: max(_busy(each.of(costs)), _away(each.of(costs))))
 

@@ -69,10 +69,15 @@ class StageOptions:
     """Of the segments that begin at each layer."""
 
     @cached_property
+    def counts(self) -> Array:
+        """[i, j] -> how many options there are."""
+        used: Array = (self.more < UNUSED).sum(axis=2)
+        return used
+
+    @cached_property
     def cheapest_first(self) -> StageOptions:
         """The same in the order of `more`, and no more columns than are used."""
-        count = int((self.more < UNUSED).sum(axis=2).max())
-        order = np.argsort(self.more, axis=2, kind="stable")[:, :, :count]
+        order = np.argsort(self.more, axis=2, kind="stable")[:, :, : self.counts.max()]
         more, saved, peak, ids = (
             np.take_along_axis(table, order, axis=2)
             for table in (self.more, self.saved, self.peak, self.ids)

@@ -28,7 +28,7 @@ from pipeplan.ilp.step.placements import placements, stages_of
 from pipeplan.ilp.step.rules import random_rule
 from pipeplan.ilp.step.search import OPENING, StepSearch
 from pipeplan.plan import Plan
-from pipeplan.planner.config import AUTO_K
+from pipeplan.planner.config import AUTO_K, problem
 from tests import handmade, step_brute
 from tests.equal_steps import equal
 
@@ -322,14 +322,9 @@ def test_a_step_too_long_for_a_file_says_that_it_is_periodic() -> None:
     chain, costs = equal(2, split=True, memory=Fraction(1))
     notes = []
     for microbatches in (1024, 1025):
-        problem = Problem(
-            chain=chain,
-            cluster=costs.cluster,
-            semantics="flush",
-            microbatches=microbatches,
-            ks=AUTO_K,
-        )
-        notes.append(solve(problem, Limits(time_limit_s=0.3, deterministic=True)).notes)
+        config = planner.Config(semantics="flush", microbatches=microbatches)
+        asked = problem(chain, costs.cluster, config)
+        notes.append(solve(asked, Limits(time_limit_s=0.3, deterministic=True)).notes)
     assert LONG_STEP not in notes[0]
     assert LONG_STEP in notes[1]
 
