@@ -7,7 +7,8 @@ first process that calls one compiles it; what it compiled lies in a cache besid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, update_wrapper
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ Records = Any
 """An array of a structured type, or a record; compiled functions read fields as attributes."""
 
 
+COMPILING: Final = "numba compiles the search, once after an installation"
 NO_COMPILER: Final = (
     "numba is not installed, so schedules were searched some thirty times slower:"
     " pip install 'pipeplan[plan]'"
@@ -49,11 +51,30 @@ def compile_s() -> float:
     return _TIMER.seconds
 
 
+@contextmanager
+def compiling_told(tell: Callable[[], None]) -> Iterator[None]:
+    """Tell once if something is compiled meanwhile; what a cache has is only read."""
+    before, _TIMER.tell = _TIMER.tell, tell
+    try:
+        yield
+    finally:
+        _TIMER.tell = before
+
+
 class _CompileTimer:
     """Adds up times; what begins before the last one has ended is part of that."""
 
     def __init__(self) -> None:
         self.seconds, self._depth, self._began = 0.0, 0, 0.0
+        self.tell: Callable[[], None] | None = None
+        """Whom the first compilation is told."""
+
+    def compiles(self) -> None:
+        """No cache has the function that is called."""
+        self.start()
+        tell, self.tell = self.tell, None
+        if tell:
+            tell()
 
     def start(self) -> None:
         if not self._depth:
@@ -78,7 +99,7 @@ def _loaded() -> Any:
 
     class CompileListener(event.Listener):
         def on_start(self, event: object) -> None:
-            _TIMER.start()
+            _TIMER.compiles()
 
         def on_end(self, event: object) -> None:
             _TIMER.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
@@ -11,6 +11,7 @@ from typing import Final
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.ilp import multilevel, portfolio, search
 from pipeplan.ilp.bounds import infeasibility
+from pipeplan.ilp.compiled import COMPILING, compiling_told
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.history import History
 from pipeplan.ilp.incumbent import Incumbent, Report, SearchOptions
@@ -34,6 +35,36 @@ LONG_STEP: Final = (
 )
 TIME_OVER: Final = 0.95
 """Share of the limit from which on the limit ended the search: its last part stops early."""
+
+
+@dataclass
+class _Listener:
+    """Keeps the history and passes reports on."""
+
+    history: History
+    progress: Report | None
+    known: tuple[Fraction | None, Fraction, float | None] = (None, Fraction(0), None)
+    """Period, bound and gap that were heard last."""
+    strategy: str = "start"
+
+    def __call__(
+        self,
+        seconds: float,
+        period: Fraction | None,
+        bound: Fraction,
+        gap: float | None,
+        phase: str,
+    ) -> None:
+        self.known, self.strategy = (period, bound, gap), phase.partition(":")[0]
+        self.history.record(period, bound, phase)
+        if self.progress:
+            self.progress(seconds, period, bound, gap, phase)
+
+    def compiling(self) -> None:
+        """What runs now is compiled first, which may take half a minute."""
+        if self.progress:
+            phase = f"{self.strategy}: {COMPILING}"
+            self.progress(self.history.clock.wall_s, *self.known, phase)
 
 
 def solve(
@@ -71,13 +102,14 @@ def solve(
     check_sums(problem.chain, problem.cluster, problem.microbatches)
     options = options_of(problem, limits)
     history = History(options.clock)
-    told = _recording(history, progress)
+    told = _Listener(history, progress)
     for each in _turns(problem, costs, options):
         state = Incumbent(*each, told)
         for start in warm_starts:
             if not start.recomputes:
                 offer_warm_start(state, start)
-        solved = _search(problem, limits, state, warm_starts)
+        with compiling_told(told.compiling):
+            solved = _search(problem, limits, state, warm_starts)
         if solved.state.best is not None:
             return solution(solved, tuple(history.steps))
     raise _failure(problem, state)
@@ -93,19 +125,6 @@ def _turns(
         yield costs, replace(options, time_limit_s=portfolio.ON_GPUS * options.time_limit_s)
     if problem.states != "off":
         yield replace(costs, states_away=True), options
-
-
-def _recording(history: History, progress: Report | None) -> Report:
-    """Keeps the history and passes reports on."""
-
-    def heard(
-        seconds: float, period: Fraction | None, bound: Fraction, gap: float | None, phase: str
-    ) -> None:
-        history.record(period, bound, phase)
-        if progress:
-            progress(seconds, period, bound, gap, phase)
-
-    return heard
 
 
 def _search(

@@ -12,10 +12,11 @@ from random import Random
 
 import pytest
 
-from pipeplan.ilp import incumbent, modulo_scheduling
+from pipeplan.ilp import Problem, incumbent, modulo_scheduling, solve
+from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.clock import SearchClock
-from pipeplan.ilp.compiled import NO_COMPILER, compile_s
-from pipeplan.ilp.contiguous import stage_choice
+from pipeplan.ilp.compiled import COMPILING, NO_COMPILER, compile_s
+from pipeplan.ilp.contiguous import dynamic_program, stage_choice
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search import assignment_steps, peak_estimate
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
@@ -148,6 +149,29 @@ def test_compiling_counts_against_no_limit() -> None:
     before = compile_s()
     assert outer(2) == 3
     assert compile_s() == before
+
+
+def test_compiling_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a search, with what is known then, as what the strategy that runs does first."""
+    numba = pytest.importorskip("numba")
+    chain, costs = equal(2, split=False, memory=Fraction(1))
+    problem = Problem(chain=chain, cluster=costs.cluster, ks=(1,))
+    told: list[tuple[Fraction | None, Fraction, str]] = []
+
+    def listen(
+        _: float, period: Fraction | None, bound: Fraction, gap: object, phase: str
+    ) -> None:
+        if COMPILING in phase:
+            told.append((period, bound, phase))
+
+    history = solve(problem, progress=listen).history
+    told.clear()
+    solve(problem, progress=listen)
+    assert not told
+    python = stage_choice.best_stages.py_func  # type: ignore[attr-defined]
+    monkeypatch.setattr(dynamic_program, "best_stages", numba.njit(python))
+    assert len(solve(problem, progress=listen).history) == len(history)
+    assert told == [(None, load_bound(costs), "contiguous: " + COMPILING)]
 
 
 def printed(*, missing: bool) -> list[str]:
