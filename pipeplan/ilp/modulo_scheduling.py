@@ -278,19 +278,6 @@ def _carve(free: Ints, count: int, start: int, length: int, period: int, left: I
 
 
 @compiled
-def overload_ns(stages: Records, period: int, copies: int, gpus: int) -> int:
-    """What all copies of the stages, as `STAGE` says, keep GPUs busy beyond the period."""
-    loads = np.zeros(gpus, np.int64)
-    for stage in stages:
-        loads[stage.gpu] += copies * (stage.forward + stage.backward)
-    beyond = 0
-    for load in loads:
-        if load > period:
-            beyond += int(load - period)
-    return beyond
-
-
-@compiled
 def place(stages: Records, tables: int, period: int, centres: Ints, times: Ints) -> int:
     """Place every B as early and every F as late as the later stages and the tables allow.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import ne
 
 from pipeplan.ilp.local_search.list_scheduler import PlacedStage, Wait
 from pipeplan.ilp.runs import Runs
@@ -46,12 +47,11 @@ class Allocation:
     @cached_property
     def runs(self) -> tuple[PlacedStage, ...]:
         """Runs of layers on one GPU, cut at splits."""
-        runs, first, home = list[PlacedStage](), 0, self.homes[0]
-        for layer, gpu in enumerate(self.homes):
-            if gpu != home or (layer in self.splits and layer > first):
-                runs.append((first, layer - 1, home))
-                first, home = layer, gpu
-        return (*runs, (first, len(self.homes) - 1, home))
+        homes = self.homes
+        cuts = set(compress(range(1, len(homes)), map(ne, homes, homes[1:])))
+        firsts = sorted(cuts | {layer for layer in self.splits if 0 < layer < len(homes)})
+        edges = pairwise([0, *firsts, len(homes)])
+        return tuple((first, behind - 1, homes[first]) for first, behind in edges)
 
     def segments(self) -> list[tuple[int, int]]:
         """First and last layer of each stage."""

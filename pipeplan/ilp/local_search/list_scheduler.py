@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, compress, pairwise
+from operator import add
 from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Records, with_attributes
+from pipeplan.ilp.compiled import Ints, Records, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.peak_estimate import peaks
-from pipeplan.ilp.modulo_scheduling import STAGE, overload_ns, place
+from pipeplan.ilp.modulo_scheduling import STAGE, place
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
 
@@ -73,19 +74,29 @@ class ModuloListScheduler:
         """
         self.costs, self.runs, self.period, self.copies = costs, runs, period, len(centres)
         self.placed = 0
-        self._centres = np.array(centres)
-        self._stages, self._tables = _stage_rows(costs).of(runs, waits or {})
-        self._times = np.zeros((len(_KINDS), len(runs), self.copies), np.int64)
+        self._centres, self._waits = centres, waits or {}
+        self._rows = _stage_rows(costs)
 
     @property
     def overload(self) -> float:
         """Load beyond the period, of all GPUs, as a share of it."""
-        found = overload_ns(self._stages, self.period, self.copies, self.costs.gpus)
-        return float(found / max(1, self.period))
+        loads = (self.copies * load for load in self._rows.loads(self.runs))
+        return sum(load - self.period for load in loads if load > self.period) / self.period
+
+    @cached_property
+    def _stages(self) -> Records:
+        """A record of each stage."""
+        return self._rows.of(self.runs, self._waits)
+
+    @cached_property
+    def _times(self) -> Ints:
+        """By op, stage and copy."""
+        return np.zeros((len(_KINDS), len(self.runs), self.copies), np.int64)
 
     def place(self) -> bool:
         """Whether all ops find room and none overtakes the next period's (R5)."""
-        self.placed = place(self._stages, self._tables, self.period, self._centres, self._times)
+        stages, centres = self._stages, np.array(self._centres)
+        self.placed = place(stages, self._rows.tables, self.period, centres, self._times)
         spread = self._times[:, :, -1] - self._times[:, :, 0]
         return self.placed == len(self.runs) and bool((spread < self.period).all())
 
@@ -124,18 +135,35 @@ class _StageRows:
         self._costs = costs
         self._links: dict[tuple[int, int], int] = {}
         self._known = lru_cache(maxsize=MOST_ROWS)(self._row)
+        sums = (costs.compute_sums(gpu) for gpu in range(costs.gpus))
+        self._loads = [list(map(add, forward, backward)) for forward, backward in sums]
+        """By GPU: prefix sums of the layers' forward and backward."""
 
-    def of(self, runs: Sequence[PlacedStage], waits: Mapping[int, Wait]) -> tuple[Records, int]:
-        """A record of each stage, and how many tables they name."""
+    @property
+    def tables(self) -> int:
+        """How many the stages name that were asked for."""
+        return self._costs.gpus + len(self._links)
+
+    def loads(self, runs: Sequence[PlacedStage]) -> list[int]:
+        """Ns of one micro-batch on each GPU."""
+        sums, overhead = self._loads, 2 * self._costs.cluster.action_overhead_ns
+        loads = [0] * len(sums)
+        for first, last, gpu in runs:
+            own = sums[gpu]
+            loads[gpu] += own[last + 1] - own[first] + overhead
+        return loads
+
+    def of(self, runs: Sequence[PlacedStage], waits: Mapping[int, Wait]) -> Records:
+        """A record of each stage."""
         homes = [NO_GPU, *(gpu for _, _, gpu in runs), NO_GPU]
         ends = zip(runs, homes, homes[2:], strict=False)
-        rows = [self._known(*run, before, after) for run, before, after in ends]
-        records = np.array(rows).view(STAGE)[:, 0]
+        rows = b"".join(self._known(*run, before, after) for run, before, after in ends)
+        records = np.frombuffer(bytearray(rows), STAGE)
         for stage, wait in waits.items():
             records["in_wait"][stage], records["out_wait"][stage] = wait
-        return with_attributes(records), self._costs.gpus + len(self._links)
+        return with_attributes(records)
 
-    def _row(self, first: int, last: int, gpu: int, before: int, after: int) -> tuple[int, ...]:
+    def _row(self, first: int, last: int, gpu: int, before: int, after: int) -> bytes:
         costs = self._costs
         forward = costs.forward_ns(first, last, gpu)
         size = costs.segment(first, last, covered=before == gpu)
@@ -147,13 +175,14 @@ class _StageRows:
             fixed += sum(received for _, received in ends)
             kept_after, running = forward, size.running
             messages = tuple((0 if received else sent, 0) for sent, received in messages)
-        return (
+        row = (
             *(gpu, forward, costs.backward_ns(first, last, gpu)),
             *self._ways(last, gpu, after),
             *(0, 0),
             *(fixed, kept_after, size.saved, running, size.backward),
             *chain.from_iterable(messages),
         )
+        return np.array(row, np.int64).tobytes()
 
     def _ways(self, boundary: int, here: int, there: int) -> tuple[int, int, int, int]:
         """Table and ns of the output's transfer and of its gradient's, if there are any."""
