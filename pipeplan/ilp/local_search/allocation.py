@@ -49,8 +49,7 @@ class Allocation:
         """Runs of layers on one GPU, cut at splits."""
         homes = self.homes
         cuts = set(compress(range(1, len(homes)), map(ne, homes, homes[1:])))
-        firsts = sorted(cuts | {layer for layer in self.splits if 0 < layer < len(homes)})
-        edges = pairwise([0, *firsts, len(homes)])
+        edges = pairwise([0, *sorted(cuts | self.splits), len(homes)])
         return tuple((first, behind - 1, homes[first]) for first, behind in edges)
 
     def segments(self) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation, Waits
-from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage, overload
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
 
@@ -32,9 +32,9 @@ LARGE_TARGET_REDUCTIONS: Final = (0.2, 0.1, 0.05)
 """The same while the bound allows it: where memory is scarce, plans lie far from each other."""
 INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
-STEP_S: Final = 8e-5
+STEP_S: Final = 4e-5
 """What a step counts for where work is counted instead of time, beside its list schedule."""
-PLACED_S: Final = 4e-6
+PLACED_S: Final = 3.5e-6
 """What each copy of a stage counts for that it places."""
 WAITING: Final = 0.3
 """Share of the changes that let a stage wait, or no longer."""
@@ -158,15 +158,16 @@ class SimulatedAnnealing:
         """
         self.state.options.clock.charge(self.step_s)
         costs, runs = self._seen(layout)
-        period = max(1, int(target * len(layout.turns)))
+        copies = len(layout.turns)
+        period = max(1, copies * target.numerator // target.denominator)
+        over = overload(costs, runs, period, copies)
+        if over > 0:
+            return 2 + over
         centres = [int(turn * period) for turn in layout.turns]
         waits = layout.waits_by_stage(period) if layout.waits else {}
         placing = ModuloListScheduler(costs, runs, period, centres, waits)
-        over = placing.overload
-        if over > 0:
-            return 2 + over
         found = placing.place()
-        self.state.options.clock.charge(PLACED_S * placing.placed * len(centres))
+        self.state.options.clock.charge(PLACED_S * placing.placed * copies)
         if not found:
             return 2 - placing.placed / (len(runs) + 1)
         excess = self._beside(costs, placing)

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Ints, Records, with_attributes
+from pipeplan.ilp.compiled import Records, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.peak_estimate import peaks
 from pipeplan.ilp.modulo_scheduling import STAGE, place
@@ -40,6 +40,12 @@ Wait = tuple[int, int]
 
 _KINDS: Final = (OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B)
 """As `modulo_scheduling` numbers them."""
+
+
+def overload(costs: CostModel, runs: Sequence[PlacedStage], period: int, copies: int) -> float:
+    """Load of all copies beyond the period, of all GPUs, as a share of it."""
+    loads = (copies * load for load in _stage_rows(costs).loads(runs))
+    return sum(load - period for load in loads if load > period) / period
 
 
 class ModuloListScheduler:
@@ -74,31 +80,18 @@ class ModuloListScheduler:
         """
         self.costs, self.runs, self.period, self.copies = costs, runs, period, len(centres)
         self.placed = 0
-        self._centres, self._waits = centres, waits or {}
-        self._rows = _stage_rows(costs)
-
-    @property
-    def overload(self) -> float:
-        """Load beyond the period, of all GPUs, as a share of it."""
-        loads = (self.copies * load for load in self._rows.loads(self.runs))
-        return sum(load - self.period for load in loads if load > self.period) / self.period
-
-    @cached_property
-    def _stages(self) -> Records:
-        """A record of each stage."""
-        return self._rows.of(self.runs, self._waits)
-
-    @cached_property
-    def _times(self) -> Ints:
-        """By op, stage and copy."""
-        return np.zeros((len(_KINDS), len(self.runs), self.copies), np.int64)
+        rows = _stage_rows(costs)
+        self._centres, self._stages = np.array(centres), rows.of(runs, waits or {})
+        self._tables = rows.tables
+        self._times = np.zeros((len(_KINDS), len(runs), self.copies), np.int64)
 
     def place(self) -> bool:
         """Whether all ops find room and none overtakes the next period's (R5)."""
-        stages, centres = self._stages, np.array(self._centres)
-        self.placed = place(stages, self._rows.tables, self.period, centres, self._times)
-        spread = self._times[:, :, -1] - self._times[:, :, 0]
-        return self.placed == len(self.runs) and bool((spread < self.period).all())
+        self.placed = place(self._stages, self._tables, self.period, self._centres, self._times)
+        if self.placed < len(self.runs):
+            return False
+        first, last = self._times[:, :, 0], self._times[:, :, -1]
+        return self.copies == 1 or bool((last - first < self.period).all())
 
     def peaks(self) -> list[int]:
         """Bytes of every GPU at its peak, nearly: see `peak_estimate`."""
@@ -135,8 +128,10 @@ class _StageRows:
         self._costs = costs
         self._links: dict[tuple[int, int], int] = {}
         self._known = lru_cache(maxsize=MOST_ROWS)(self._row)
-        sums = (costs.compute_sums(gpu) for gpu in range(costs.gpus))
-        self._loads = [list(map(add, forward, backward)) for forward, backward in sums]
+        speeds = [gpu.speed for gpu in costs.cluster.gpus]
+        some = {speed: gpu for gpu, speed in enumerate(speeds)}
+        sums = {speed: list(map(add, *costs.compute_sums(gpu))) for speed, gpu in some.items()}
+        self._loads = [sums[speed] for speed in speeds]
         """By GPU: prefix sums of the layers' forward and backward."""
 
     @property

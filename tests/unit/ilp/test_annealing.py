@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -18,7 +20,7 @@ from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import PLACED_S, STEP_S, SimulatedAnnealing
-from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, overload
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.modulo_scheduling import NOWHERE, add, clear, earliest_fit, latest_fit, remove
 from pipeplan.ilp.search import contiguous
@@ -88,6 +90,33 @@ def test_placements_keep_rules() -> None:
             early = asap_times(costs, placed.schedule(), period)
             assert early.times.keys() == placed.times.keys()
     assert done > 200
+
+
+@pytest.mark.parametrize("speeds", [(1, 1, 1), (1, 2, 0.5)])
+def test_overload_is_the_load_beyond_the_period(speeds: tuple[float, ...]) -> None:
+    """Of GPUs of any speed, with overhead, for all copies; a schedule has none."""
+    random, over = Random(6), 0
+    for _ in range(200):
+        equal = random_costs(random, "exact", 3)
+        gpus = tuple(
+            gpu.model_copy(update={"speed": float(speed)})
+            for gpu, speed in zip(equal.cluster.gpus, speeds, strict=True)
+        )
+        costs = replace(
+            equal,
+            cluster=equal.cluster.model_copy(update={"gpus": gpus, "action_overhead_ns": 1}),
+        )
+        runs, k = random_runs(random, costs), random.choice((1, 2, 3))
+        period = random.randint(1, k * costs.load_ns(0, costs.layers - 1, 2))
+        loads = Counter[int]()
+        for first, last, gpu in runs:
+            loads[gpu] += k * costs.load_ns(first, last, gpu)
+        beyond = sum(max(0, load - period) for load in loads.values())
+        assert overload(costs, runs, period, k) == beyond / period
+        over += beyond > 0
+        centres = [copy * period // k for copy in range(k)]
+        assert not (beyond and ModuloListScheduler(costs, runs, period, centres).place())
+    assert 20 < over < 200
 
 
 def test_a_stage_waits_as_long_as_it_is_told() -> None:
