@@ -47,7 +47,7 @@ def period(seed: int, cluster: Cluster, seconds: float = 1) -> int:
 
 
 MISSED = pytest.param(
-    33, 7, marks=pytest.mark.xfail(strict=True, reason="the plan takes 7 ns, brute force 5")
+    33, 7, marks=pytest.mark.xfail(strict=True, reason="the plan takes 6 ns, brute force 5")
 )
 
 
