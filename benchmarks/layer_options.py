@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.ablation import geometric_mean
 from benchmarks.markdown import table
 from benchmarks.store import measure_missing
 from pipeplan.chain import Chain
@@ -140,8 +140,19 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     known = [case for case in cases() if set(PARTS) <= set(found.get(case.key, {}))]
     rows = [found[case.key] for case in known]
     both = [row for row in rows if all(row[part]["period"] for part in PARTS)]
-    ratio = prod(row["runs"]["period"] / row["options"]["period"] for row in both) ** (
-        1 / max(1, len(both))
+    ratio = geometric_mean([row["runs"]["period"] / row["options"]["period"] for row in both])
+    periods = {
+        share: [
+            row["options"]["period"]
+            for case, row in zip(known, rows, strict=True)
+            if case.share == share and row["options"]["period"]
+        ]
+        for share in SHARES
+    }
+    means = ", ".join(
+        f"{geometric_mean(own):.3f} with {share:.0%} of the memory ({AIMS[share]:.2f})"
+        for share, own in periods.items()
+        if own
     )
     kept = sum(
         bool(row["options"]["period"]) and row["options"]["period"] <= AIMS[case.share]
@@ -168,9 +179,10 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     )
     others = "" if len(both) == len(rows) else "; the file of results says why others have none"
     yield (
-        f"{len(both)} of {len(rows)} rows have plans{others}. {kept} of them keep their aims. Over"
-        f" all of them the period of layer runs is {ratio:.3f} times that with options (geometric"
-        " mean). Of what is left above 1, most is in the cuts: `no limit` has it without any"
+        f"{len(both)} of {len(rows)} rows have plans{others}. {kept} of them keep their aims. The"
+        f" geometric means and aims with options are {means}. Over"
+        f" all rows the period of layer runs is {ratio:.3f} times that with options."
+        " Of what is left above 1, most is in the cuts: `no limit` has it without any"
         " recomputation, and T5's stages are several on each GPU."
     )
     yield table(COLUMNS, [cells(case, row) for case, row in zip(known, rows, strict=True)])
