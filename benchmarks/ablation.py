@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from rich.table import Table
@@ -147,11 +148,6 @@ def is_proven(figures: dict[str, Any]) -> bool:
     if figures.get("status") == "InfeasibleError":
         return True
     return figures.get("period_ns", math.inf) == figures.get("bound_ns")
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Of ratios, all above 0."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 COLUMNS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 from pipeplan.compare.field import EXHAUSTIVE
@@ -43,7 +43,7 @@ def means(cases: Sequence[Case]) -> str:
             here = [_ratios(case, share) for case in cases if case["gpus"] == gpus]
             known = [ratios for ratios in here if ratios is not None]
             if known:
-                columns = (_mean(column) for column in zip(*known, strict=True))
+                columns = (geometric_mean(column) for column in zip(*known, strict=True))
                 cells = " | ".join(f"{value:.3f}" for value in columns)
                 lines.append(f"| {gpus} | {share:.0%} | {len(known)} of {len(here)} | {cells} |")
     return "\n".join(lines)
@@ -57,10 +57,6 @@ def _ratios(case: Case, share: float) -> list[float] | None:
     values = [point["bound_ns"], *(_period(point, name) for name in _COMPARED)]
     known = [value for value in values if value is not None]
     return [value / case["load_ns"] for value in known] if len(known) == len(values) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return exp(sum(map(log, values)) / len(values))
 
 
 def _period(point: Point, name: str) -> float | None:

@@ -13,7 +13,6 @@ is joint with a host: 12 GB/s both ways at once for each GPU, and more memory th
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from rich.table import Table
@@ -198,13 +198,13 @@ def _line(what: str, rows: Sequence[Row]) -> str:
         pairs = [(_period(row, kind), mine) for row, mine in zip(rows, joint, strict=True)]
         ratios = [mine / other for other, mine in pairs if other is not None and mine is not None]
         if ratios:
-            parts.append(f"{_mean(ratios):.3f} of {kind} ({len(ratios)})")
+            parts.append(f"{geometric_mean(ratios):.3f} of {kind} ({len(ratios)})")
     pairs = [(mine, _period(row, "offload")) for row, mine in zip(rows, joint, strict=True)]
     away = [other / mine for mine, other in pairs if mine is not None and other is not None]
     if away:
-        parts.append(f"offload {_mean(away):.3f} of joint ({len(away)})")
+        parts.append(f"offload {geometric_mean(away):.3f} of joint ({len(away)})")
     loads = [mine / row["load_ns"] for row, mine in zip(rows, joint, strict=True) if mine]
-    parts.append(f"{_mean(loads):.3f} of load ({len(loads)})" if loads else "no plan")
+    parts.append(f"{geometric_mean(loads):.3f} of load ({len(loads)})" if loads else "no plan")
     without = [mine for row, mine in zip(rows, joint, strict=True) if _period(row, "none") is None]
     gained = sum(mine is not None for mine in without)
     return f"{what}: joint is {', '.join(parts)}; plans where none had: {gained} of {len(without)}"
@@ -213,10 +213,6 @@ def _line(what: str, rows: Sequence[Row]) -> str:
 def _period(row: Row, kind: str) -> float | None:
     value: float | None = row[kind].get("period_ns")
     return value
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def main() -> int:

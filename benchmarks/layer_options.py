@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from benchmarks.ablation import geometric_mean
 from benchmarks.markdown import table
 from benchmarks.store import measure_missing
 from pipeplan.chain import Chain
@@ -140,7 +140,8 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     known = [case for case in cases() if set(PARTS) <= set(found.get(case.key, {}))]
     rows = [found[case.key] for case in known]
     both = [row for row in rows if all(row[part]["period"] for part in PARTS)]
-    ratio = geometric_mean([row["runs"]["period"] / row["options"]["period"] for row in both])
+    ratios = [row["runs"]["period"] / row["options"]["period"] for row in both] or [1.0]
+    ratio = geometric_mean(ratios)
     periods = {
         share: [
             row["options"]["period"]

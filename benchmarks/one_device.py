@@ -20,8 +20,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 from functools import cache
-from math import prod
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -181,7 +181,7 @@ def cells(case: Case, row: dict[str, Any]) -> tuple[str, ...]:
         f"{(mine - static) / 2**20:.1f}" if mine else "-",
         f"{(mine - static) / theirs:.3f}" if mine else "-",
         f"{len(both)} of {POINTS}",
-        f"{_mean(both) - 1:.1%}" if both else "-",
+        f"{geometric_mean(both) - 1:.1%}" if both else "-",
         f"{max(both) - 1:.1%}" if both else "-",
     )
 
@@ -190,10 +190,6 @@ def _both(row: dict[str, Any]) -> list[float]:
     """Time of the plan over that of the per-device planner, where there is a plan."""
     pairs = zip(row["plan"]["times"], row["remat"]["times"], strict=True)
     return [mine / theirs for mine, theirs in pairs if mine is not None]
-
-
-def _mean(values: list[float]) -> float:
-    return float(prod(values) ** (1 / len(values)))
 
 
 def page(found: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.markdown import bullets, table
@@ -257,11 +257,11 @@ def summary(rows: Mapping[str, Row]) -> Iterator[str]:
     yield _start(point for point in every if point.alone)
     beside = [point.ours / point.pipedream for point in every if point.ours and point.pipedream]
     yield (
-        f"Ours / PipeDream, geometric mean over {len(beside)} points: {_mean(beside):.3f},"
-        f" least {min(beside):.3f}."
+        f"Ours / PipeDream, geometric mean over {len(beside)} points:"
+        f" {geometric_mean(beside):.3f}, least {min(beside):.3f}."
     )
     apart = [point.ours / point.bound for point in every if point.ours and point.bound]
-    yield f"Ours above the bound, geometric mean: {_mean(apart) - 1:.1%}."
+    yield f"Ours above the bound, geometric mean: {geometric_mean(apart) - 1:.1%}."
 
 
 def _start(asked: Iterable[Point]) -> str:
@@ -271,10 +271,6 @@ def _start(asked: Iterable[Point]) -> str:
     longer = [alone / ilp for alone, ilp in known]
     return (
         f"Without a start the ILP finds a plan at {len(known)} of {len(both)} points within the"
-        f" same limit; there its period is {_mean(longer) - 1:.1%} longer in the geometric mean,"
-        f" at most {max(longer) - 1:.1%}."
+        f" same limit; there its period is {geometric_mean(longer) - 1:.1%} longer in the"
+        f" geometric mean, at most {max(longer) - 1:.1%}."
     )
-
-
-def _mean(values: list[float]) -> float:
-    return exp(sum(map(log, values)) / len(values))

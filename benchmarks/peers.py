@@ -16,8 +16,8 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from benchmarks.markdown import bullets, table
@@ -200,13 +200,13 @@ def summary(measured: Sequence[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
         only += mine is not None and theirs is None
         if theirs is not None and (mine is None or theirs[1] < mine):
             lost.append(f"{case.key} ({theirs[0]})")
-    mean = exp(sum(log(ratio) for ratio, *_ in both) / len(both))
+    mean = geometric_mean(ratio for ratio, *_ in both)
     yield f"{len(measured)} rows: in {len(both)} ours and a peer fit, in {only} ours alone"
     yield f"geometric mean of best peer / ours: {mean:.4f}, at most {max(both)[0]:.4f}"
     for share in SHARES:
         of = [ratio for ratio, case, _ in both if case.share == share]
         if of:
-            there = exp(sum(map(log, of)) / len(of))
+            there = geometric_mean(of)
             yield f"with {share:.0%} of 1F1B's memory: {there:.4f} over {len(of)} rows"
     yield f"rows with a faster peer: {_listed(lost)}"
 
@@ -219,7 +219,7 @@ def in_short(found: dict[str, Any]) -> str:
     """What README.md says of all rows."""
     pairs = [(row["ours"].get("step_ns"), best(row)) for _, row in measured_rows(found)]
     ratios = [theirs[1] / mine for mine, theirs in pairs if mine and theirs]
-    mean = exp(sum(map(log, ratios)) / len(ratios))
+    mean = geometric_mean(ratios)
     lost = sum(1 for mine, theirs in pairs if theirs and (mine is None or theirs[1] < mine))
     return (
         "With `--semantics flush` the planner plans whole steps. Within the same memory, the"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from rich.table import Table
@@ -213,9 +214,7 @@ def means(rows: Sequence[Row]) -> Iterator[list[str]]:
         exhaustive = [row.get("pipedream", {}).get("period_ns") for row in here]
         columns = [_ratios(here, rivals) for rivals in (exhaustive, [_one(row) for row in here])]
         shown = [
-            f"{value:.3f}"
-            for ratios in columns
-            for value in (math.prod(ratios) ** (1 / len(ratios)), min(ratios))
+            f"{value:.3f}" for ratios in columns for value in (geometric_mean(ratios), min(ratios))
         ]
         yield [f"{fraction:g}", str(len(columns[0])), *shown]
 
@@ -225,7 +224,7 @@ def _mean(rows: Sequence[Row], rivals: Sequence[float | None], name: str) -> str
     ratios = _ratios(rows, rivals)
     if not ratios:
         return ""
-    mean = math.prod(ratios) ** (1 / len(ratios))
+    mean = geometric_mean(ratios)
     return f"{mean:.3f} of {name} (least {min(ratios):.3f}, {len(ratios)} instances)"
 
 

@@ -19,9 +19,10 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.ablation import geometric_mean, solved
+from benchmarks.ablation import solved
 from benchmarks.ablation_runs import AGAIN, KEEPING, Mode
 from benchmarks.store import Store
 from pipeplan.cli import common

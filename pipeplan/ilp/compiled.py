@@ -62,7 +62,10 @@ def compiling_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 class _CompileTimer:
-    """Adds up times; what begins before the last one has ended is part of that."""
+    """Adds up times, and tells of the first compilation.
+
+    What begins before the last one has ended is part of that.
+    """
 
     def __init__(self) -> None:
         self.seconds, self._depth, self._began = 0.0, 0, 0.0

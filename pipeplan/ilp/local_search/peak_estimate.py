@@ -52,7 +52,7 @@ def peaks(stages: Records, period: int, times: Ints, gpus: int) -> Ints:
 def _staying(stays: Ints, gpu: int, start: int, end: int, period: int) -> int:
     """Bytes that stay on a GPU while an op runs from `start` to `end`."""
     level = 0
-    # Rows as arrays of their own would take three times as long.
+    # Rows as arrays of their own would take ten times as long.
     for row in range(len(stays)):
         if stays[row, GPU] == gpu:
             seen = end if stays[row, POSTED] else start
