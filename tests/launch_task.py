@@ -111,6 +111,35 @@ class Told(Callback):
         self.events.append((event, step))
 
 
+class Named(torch.nn.Module):
+    """The task's layers on rows that are named; some of them count more than others."""
+
+    def __init__(self, layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, rows: torch.Tensor, *, share: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Scores of the classes, and of each row its share."""
+        return {"scores": self.layers(rows), "share": share.squeeze(-1)}
+
+
+def _named_data(microbatch: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    rows, classes = pipelines.data(microbatch)
+    return {"rows": rows, "share": rows[:, :1].sigmoid()}, {"classes": classes}
+
+
+def _named_loss(got: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> torch.Tensor:
+    each = torch.nn.functional.cross_entropy(got["scores"], target["classes"], reduction="none")
+    return (each * got["share"]).mean()
+
+
+@task_function
+def nested(seed: int) -> Task:
+    """The task on a dict of tensors and with a dict of outputs; one input goes to the loss."""
+    base = task(seed)
+    return replace(base, model=Named(base.model), data=_named_data, loss=_named_loss)
+
+
 @task_function
 def compiled(seed: int) -> Task:
     """The task, its layers compiled by a backend that needs no compiler."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeplan.capture import profile
 from pipeplan.plan import Semantics
 from tests import launch_task
 from tests.distributed.launches import STEPS, launched, place, spec
@@ -83,6 +84,20 @@ def test_the_averaged_gradient_is_clipped(tmp_path: Path) -> None:
     assert max(expected.norms) > 0.5
     state = torch.load(tmp_path / "run" / "model.pt")
     assert all(torch.equal(state[name], value) for name, value in expected.weights.items())
+
+
+def test_replicas_of_nested_data(tmp_path: Path) -> None:
+    """Dicts of inputs, outputs and targets, a share of each to each replica: bit-equal."""
+    task = "tests.launch_task:nested"
+    chain = launch_task.leveled(profile(task, repeats=1, warmup=0))
+    plan = launch_task.plan_of(chain, 2, "2bw")
+    words = ("--task", task, "--replicas", "2")
+    (told,) = launched(spec(tmp_path, plan, *words) | {"ranks": 4})
+    assert [each["code"] for each in told] == [0] * 4, told
+    expected = launch_task.trained("2bw", STEPS, 0, [2] * STEPS, launch_task.nested).weights
+    state = torch.load(tmp_path / "run" / "model.pt")
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
 def test_a_killed_rank_stops_all_replicas(tmp_path: Path) -> None:
