@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from benchmarks.markdown import bullets, table
@@ -164,7 +165,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         " clock; where a case says what is beside each op, a launch of equal stages has measured"
         " that, and predictions count it. `measured` is the median of the rounds, `rounds differ`"
         " their range over it; what else a machine does makes rounds longer and never shorter, so"
-        " that the fastest one says what a plan takes. Plans that share a line are one plan."
+        " that the fastest one says what a plan takes. `beside its ops` is by how much a step was"
+        " longer than a replay whose ops take what they took in it. Plans that share a line are"
+        " one plan."
     )
     yield "## Summary"
     yield bullets(_summary(rows))
@@ -198,17 +201,20 @@ def _bytes(plans: list[dict[str, Any]]) -> str:
 
 def _table(plans: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     counted = any(each["measured_peak_bytes"] for each in plans)
-    head = ["schedule", "predicted", "measured", "difference", "fastest round", "rounds differ"]
+    head = ["schedule", "predicted", "measured", "difference"]
+    head += ["beside its ops", "fastest round", "rounds differ"]
     rows = []
     for each in plans:
         cells = [" = ".join(each["names"]), format_ns(each["predicted_ns"])]
         if each["measured_ns"] is None:
-            cells += [each["failure"] or "not run", "-", "-", "-"]
+            cells += [each["failure"] or "not run", "-", "-", "-", "-"]
         else:
+            rests = each.get("beside_ops")
             spread = (max(each["rounds_ns"]) - min(each["rounds_ns"])) / each["measured_ns"]
             cells += [
                 format_ns(each["measured_ns"]),
                 f"{each['difference']:+.1%}",
+                f"{median(rests):+.1%}" if rests else "-",
                 f"{min(each['rounds_ns']) / each['predicted_ns'] - 1:+.1%}",
                 f"{spread:.1%}",
             ]

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Report `args.runs` as one table; what stages do not keep as one more for each plan."""
     from pipeplan.errors import InputError
     from pipeplan.report.memory import has_memory_alone, measured_terms, read_memory
-    from pipeplan.report.page import read_files, run_page
+    from pipeplan.report.page import read_files, replayed_rows, run_page
     from pipeplan.report.run import comparisons, read
     from pipeplan.report.run_trace import trace_of
 
@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     launched = [folder for folder in args.runs if not has_memory_alone(folder)]
     runs = [read(folder) for folder in launched]
     rows = comparisons(runs)
+    for each, folder in zip(runs, launched, strict=True):
+        rows += replayed_rows(each, folder)
     memory.write(args, next(iter(told), None))
     if files:
         kept = read_files(args.runs[0])

@@ -28,8 +28,10 @@ from pipeplan.compare.predicted import STEPS, predicted_ns
 from pipeplan.compare.rows import Row
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.plan import Plan, Semantics
+from pipeplan.report.page import ReplayedStep
 from pipeplan.report.run import RunMeasurements
 
+LaunchClock = Literal["real", "sleep"]
 OP_NS = 10**7
 """What ops of each plan sleep on average, or more: 0.1 to 0.2 ms pass beside one."""
 RUN_NS = 10**9
@@ -37,6 +39,8 @@ RUN_NS = 10**9
 COUNTED_STEPS = 3
 _COUNTING = -1
 """In place of a round's number: a run that counts bytes."""
+_TRACED_STEPS = 4
+"""Of a run under 2bw, or one has no step that is told action by action."""
 _WINDOWS = 8
 """Periods that a run has behind its fill, or more: the measured one is their median."""
 
@@ -52,7 +56,7 @@ class LaunchRequest:
             each plan sleep `OP_NS` on average, or more. On the real clock 1.
     """
 
-    clock: Literal["real", "sleep"]
+    clock: LaunchClock
     rounds: int = 3
     time_scale: Fraction | None = None
 
@@ -95,6 +99,9 @@ class LaunchedPlan:
     On the `sleep` clock with what an op takes here beside its sleep."""
     measured: list[float] = field(default_factory=list)
     """One figure per round, on the plan's time scale."""
+    rests: list[float] = field(default_factory=list)
+    """By how much a step of each round was longer than its replay with the times that its ops
+    took (`ReplayedStep`), as a share; none on the `sleep` clock."""
     peak_bytes: tuple[int | None, ...] | None = None
     """Per GPU, of live tensors; None where no module ran."""
     failure: str | None = None
@@ -105,6 +112,11 @@ class LaunchedPlan:
         if self.failure is not None or not self.measured:
             return None
         return statistics.median(self.measured)
+
+    @property
+    def rest(self) -> float | None:
+        """The median of `rests`."""
+        return statistics.median(self.rests) if self.rests else None
 
     @property
     def spread(self) -> float:
@@ -254,7 +266,7 @@ def _run(
     counts: bool,
 ) -> None:
     """One run of one plan; `counts`: it counts bytes and is not timed."""
-    steps = COUNTED_STEPS if counts else _steps(each, scale)
+    steps = COUNTED_STEPS if counts else _steps(each, request.clock, scale)
     words = ["--clock", request.clock, "--steps", str(steps)]
     if request.clock == "sleep":
         words += ["--time-scale", str(scale)]
@@ -266,17 +278,22 @@ def _run(
         each.failure = str(error)
         return
     if counts:
-        each.peak_bytes = found.peak_bytes
-    else:
-        each.measured.append(_per_microbatch(each.plan, found, scale))
+        each.peak_bytes = found.measured.peak_bytes
+        return
+    each.measured.append(_per_microbatch(each.plan, found.measured, scale))
+    step = ReplayedStep.of(each.plan, found.times) if found.times else None
+    if step is not None:
+        each.rests.append(step.rest)
 
 
-def _steps(each: LaunchedPlan, scale: Fraction) -> int:
-    """Steps of a run: about `RUN_NS`, and periods enough to measure one."""
+def _steps(each: LaunchedPlan, clock: LaunchClock, scale: Fraction) -> int:
+    """Steps of a run: about `RUN_NS`, and enough to measure a period and to tell of ops."""
     plan = each.plan
     needed = (1 + STEPS) * plan.microbatches
     if plan.semantics == "2bw":
         needed = 2 * len(plan.stages) + _WINDOWS * plan.k
+        if clock == "real":
+            needed = max(needed, _TRACED_STEPS * plan.microbatches)
     wanted = RUN_NS / (each.predicted_ns * float(scale))
     return ceil(max(needed, wanted) / plan.microbatches)
 

@@ -15,7 +15,9 @@ def launched_table(launched: LaunchedPoint) -> Table:
     """Of every plan the predicted and the measured time, place and, where modules ran, peaks."""
     shown = Table(box=None, padding=(0, 1, 0, 0))
     shown.add_column("schedule")
-    for name in ("predicted", "measured", "difference", "rounds differ"):
+    told = any(each.rests for each in launched.plans)
+    beside = ["beside its\nops' times"] if told else []
+    for name in ("predicted", "measured", "difference", *beside, "rounds differ"):
         shown.add_column(name, justify="right", no_wrap=True)
     for name in ("predicted", "measured"):
         shown.add_column(f"place,\n{name}", justify="right", no_wrap=True)
@@ -27,7 +29,7 @@ def launched_table(launched: LaunchedPoint) -> Table:
         shown.add_row(
             "\n= ".join(each.names),
             format_ns(each.predicted_ns),
-            *_measured_cells(each),
+            *_measured_cells(each, told),
             str(predicted.get(index, "-")),
             str(measured.get(index, "-")),
             *((_peaks(each),) if counted else ()),
@@ -77,11 +79,14 @@ def _rounds(launched: LaunchedPoint) -> str:
     return "1 round" if count == 1 else f"median of {count} rounds in turns"
 
 
-def _measured_cells(each: LaunchedPlan) -> tuple[str, str, str]:
-    measured = each.measured_ns
+def _measured_cells(each: LaunchedPlan, rests: bool) -> list[str]:
+    """Measured and its difference, with `rests` that beside the ops' times, too, and spread."""
+    measured, rest = each.measured_ns, each.rest
     if measured is None:
-        return "failed" if each.failure else "-", "-", "-"
-    return format_ns(measured), f"{measured / each.predicted_ns - 1:+.1%}", f"{each.spread:.1%}"
+        return ["failed" if each.failure else "-", "-", *(["-"] if rests else []), "-"]
+    beside = ["-" if rest is None else f"{rest:+.1%}"] if rests else []
+    difference = f"{measured / each.predicted_ns - 1:+.1%}"
+    return [format_ns(measured), difference, *beside, f"{each.spread:.1%}"]
 
 
 def _places(launched: LaunchedPoint) -> tuple[dict[int, int], dict[int, int]]:
@@ -136,6 +141,7 @@ def _plan(each: LaunchedPlan) -> dict[str, object]:
         "measured_ns": measured,
         "difference": None if measured is None else measured / each.predicted_ns - 1,
         "rounds_ns": each.measured,
+        "beside_ops": each.rests,
         "predicted_peak_bytes": [row.peak_bytes for row in each.plan.memory],
         "measured_peak_bytes": None if each.peak_bytes is None else list(each.peak_bytes),
         "failure": each.failure,

@@ -10,11 +10,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
+from pipeplan.action_times import FILE, ActionTimes
 from pipeplan.errors import RankError
 from pipeplan.plan import Plan
 from pipeplan.report.run import RunMeasurements, read
+
+
+class Launched(NamedTuple):
+    """What a launch left."""
+
+    measured: RunMeasurements
+    times: ActionTimes | None
+    """Of the actions of one step; None of a run that was too short."""
 
 
 class LocalLaunches:
@@ -52,8 +61,8 @@ class LocalLaunches:
         self._process.communicate()
         self._folder.cleanup()
 
-    def run(self, plan: Plan, words: Sequence[str], *, fresh: bool = False) -> RunMeasurements:
-        """What a launch of `plan` measured.
+    def run(self, plan: Plan, words: Sequence[str], *, fresh: bool = False) -> Launched:
+        """A launch of `plan`.
 
         Args:
             plan: one rank for each of its GPUs.
@@ -74,7 +83,8 @@ class LocalLaunches:
         )
         if any(codes):
             raise RankError(_said(log) or f"its ranks ended with {codes}")
-        return read(out).measured
+        times = ActionTimes.read(out / FILE) if (out / FILE).exists() else None
+        return Launched(read(out).measured, times)
 
     def _answer(self, asked: dict[str, object]) -> list[int]:
         assert self._process.stdin is not None

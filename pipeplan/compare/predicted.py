@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipeplan import lowering
 from pipeplan.plan import Plan
-from pipeplan.simulator import simulate
+from pipeplan.simulator import OpTimes, simulate
 
 STEPS = 2
 """Behind the first one, of a run under flush."""
@@ -20,36 +22,16 @@ def predicted_ns(plan: Plan, action_ns: float = 0.0) -> float:
         plan: a valid one.
         action_ns: what each op takes here beside its planned time.
     """
-    pattern, m, lasting = lowering.lower(plan), plan.microbatches, plan
-    if action_ns:
-        lasting = _with_overhead(plan, action_ns)
+    pattern, m = lowering.lower(plan), plan.microbatches
+    beside = round(action_ns)
+    times: OpTimes = {
+        (op.kind, op.stage): op.duration_ns + beside for op in plan.ops if op.kind.is_compute
+    }
+    replayed = partial(simulate, plan, pattern, clock="eager", op_times=times)
     if plan.semantics == "2bw":
-        period = simulate(lasting, pattern, clock="eager").period_ns
+        period = replayed().period_ns
         return float((plan.period_ns if period is None else period) / plan.k)
     one, more = (
-        simulate(lasting, pattern, microbatches=steps * m, clock="eager", updates=True).makespan_ns
-        for steps in (1, 1 + STEPS)
+        replayed(microbatches=steps * m, updates=True).makespan_ns for steps in (1, 1 + STEPS)
     )
     return (more - one) / (STEPS * m)
-
-
-def _with_overhead(plan: Plan, action_ns: float) -> Plan:
-    """The plan with ops that take that much longer; they start where they did.
-
-    So only its orders are left of it: lists of actions must be those of the plan itself.
-    """
-    more = round(action_ns)
-    cluster = plan.cluster
-    return plan.model_copy(
-        update={
-            "cluster": cluster.model_copy(
-                update={"action_overhead_ns": cluster.action_overhead_ns + more}
-            ),
-            "ops": tuple(
-                op.model_copy(update={"duration_ns": op.duration_ns + more})
-                if op.kind.is_compute
-                else op
-                for op in plan.ops
-            ),
-        }
-    )

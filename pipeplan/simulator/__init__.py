@@ -7,10 +7,12 @@ the verifier derives in closed form is read off here; the two share data types a
 from pipeplan.simulator.judge import check, disagreements
 from pipeplan.simulator.replay import replay, simulate, updates_ns
 from pipeplan.simulator.result import Clock, Discrepancy, Peak, Simulation, Span
+from pipeplan.simulator.tape import OpTimes
 
 __all__ = [
     "Clock",
     "Discrepancy",
+    "OpTimes",
     "Peak",
     "Simulation",
     "Span",

@@ -18,7 +18,7 @@ from pipeplan.simulator.report import late, report
 from pipeplan.simulator.result import Clock, Simulation, refuse_invalid
 from pipeplan.simulator.riding import stages_once
 from pipeplan.simulator.stall import explain
-from pipeplan.simulator.tape import Does, Entry, Ops, record
+from pipeplan.simulator.tape import Does, Entry, Ops, OpTimes, record
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
 
@@ -30,6 +30,7 @@ def simulate(
     microbatches: int | None = None,
     clock: Clock = "plan",
     updates: bool = False,
+    op_times: OpTimes | None = None,
 ) -> Simulation:
     """Replays `pattern`, the lowered `plan`, from empty to empty.
 
@@ -45,6 +46,7 @@ def simulate(
         microbatches: how many to replay; None takes enough for a steady state.
         clock: `plan` or `eager`.
         updates: eager only: optimizer steps as the pattern has them, and they take their time.
+        op_times: eager only: how long some ops last, in place of what the plan says.
 
     Raises:
         InvalidPlanError: if the plan cannot be replayed, or on the plan clock something cannot
@@ -57,6 +59,8 @@ def simulate(
     _check_pattern(plan, pattern)
     if updates and clock == "plan":
         raise InputError("simulate: got updates on the plan clock, need the eager clock for them")
+    if op_times and clock == "plan":
+        raise InputError("simulate: got times of ops on the plan clock, need the eager clock")
     ops = Ops.of(plan)
     planned = Planned.of(plan, ops)
     if not {action.shift for rank in pattern.ranks for action in rank} <= {0, 1}:
@@ -69,6 +73,7 @@ def simulate(
     program = pattern.unroll(count)
     tapes, _ = record(program, ops)
     resources = _resources(plan, ops)
+    ops = ops.lasting(op_times or {})
     links = PlannedLinks(
         link_order(planned, ops, resources, tapes, flow),
         resources,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Literal
 
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind, Plan
@@ -26,6 +28,8 @@ class Does(IntEnum):
     PREFETCH = 6
 
 
+OpTimes = Mapping[tuple[OpKind | Literal["OPT"], int], int]
+"""How long ops last, in ns, by kind and stage; OPT is a stage's update."""
 Entry = tuple[int, int, int]
 """(Does, op, micro-batch); an OPT has the op B (or I) of its stage and micro-batch -1."""
 
@@ -108,6 +112,16 @@ class Ops:
             tuple(costs.behind_ns(plan, stage) for stage in range(len(plan.stages))),
             plan.microbatches,
         )
+
+    def lasting(self, times: OpTimes) -> Ops:
+        """The same ops, those in `times` so long."""
+        duration, update = list(self.duration), list(self.update)
+        for (kind, stage), ns in times.items():
+            if kind == "OPT":
+                update[stage] = ns
+            else:
+                duration[number(kind, stage)] = ns
+        return replace(self, duration=tuple(duration), update=tuple(update))
 
     def backward(self, stage: int) -> int:
         """B of a stage, or I where its backward is split."""

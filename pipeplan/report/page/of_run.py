@@ -20,6 +20,7 @@ from pipeplan.report.page.of_plan import (
     search_progress,
     stages,
 )
+from pipeplan.report.page.replayed_step import ReplayedStep
 from pipeplan.report.page.run_files import RunFiles
 from pipeplan.report.page.run_sections import Delays, Durations, TrainingSteps, Validations
 from pipeplan.report.page.schedule import MOST_BARS, Activity, Excerpt, PlannedActivities
@@ -71,6 +72,8 @@ def run_figures(files: RunFiles) -> Iterator[Figure]:
     crowd = f"{run.host.ranks} ranks on {run.host.cores} cores" if run.host.ranks else ""
     yield Figure("period", "ns", run.predicted.period_ns, measured.period_ns, "best window")
     yield Figure("step", "ns", run.predicted.step_ns, measured.step_ns, f"best; {crowd}")
+    if plan is not None and files.times is not None:
+        yield from _replayed(plan, files.times)
     if plan is not None:
         samples = plan.microbatches * plan.chain.microbatch_size * 1e9
         rate = None if not measured.step_ns else samples / measured.step_ns
@@ -87,6 +90,13 @@ def run_figures(files: RunFiles) -> Iterator[Figure]:
     for name, loss in (("first loss", measured.first_loss), ("last loss", measured.last_loss)):
         if loss is not None:
             yield Figure(name, "number", None, loss)
+
+
+def _replayed(plan: Plan, times: ActionTimes) -> Iterator[Figure]:
+    found = ReplayedStep.of(plan, times)
+    if found is not None:
+        rest = "the rest is messages and what happens between operations"
+        yield Figure(found.name, "ns", found.replayed_ns, found.measured_ns, rest)
 
 
 def _peaks(files: RunFiles) -> tuple[int | None, ...]:

@@ -47,18 +47,33 @@ def read_files(folder: str) -> RunFiles:
     """
     place = Path(folder)
     run = None if has_memory_alone(folder) else read(folder)
-    plan = Plan.read(place / PLAN) if (place / PLAN).is_file() else None
-    times = ActionTimes.read(place / TIMES) if (place / TIMES).is_file() else None
+    plan, times = read_timed(place)
     memory = read_memory(folder)
-    for name, file in ((TIMES, times), ("memory.json", memory)):
-        if plan and file and file.plan_digest != plan.digest():
-            raise InputError(
-                f"{place / name}: got the file of another plan than {place / PLAN}, need those of"
-                " one run."
-            )
+    _check_plan(plan, memory, place / "memory.json")
     steps = tuple(_told(place / METRICS, _trained))
     validations = tuple(_told(place / VALIDATIONS, _validated))
     return RunFiles(folder, run, plan, times, memory, steps, validations)
+
+
+def read_timed(folder: Path) -> tuple[Plan | None, ActionTimes | None]:
+    """What was run and when its actions happened.
+
+    Raises:
+        InputError: if a file is none that a run of its plan wrote.
+    """
+    file = folder / TIMES
+    plan = Plan.read(folder / PLAN) if (folder / PLAN).is_file() else None
+    times = ActionTimes.read(file) if file.is_file() else None
+    _check_plan(plan, times, file)
+    return plan, times
+
+
+def _check_plan(plan: Plan | None, told: ActionTimes | MemoryReport | None, file: Path) -> None:
+    if plan and told and told.plan_digest != plan.digest():
+        raise InputError(
+            f"{file}: got the file of another plan than {file.with_name(PLAN)}, need those of one"
+            " run."
+        )
 
 
 def _told(file: Path, read_line: Callable[[dict[str, Any]], _Line]) -> Iterator[_Line]:

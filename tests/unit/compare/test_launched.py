@@ -12,6 +12,7 @@ from typing import Self
 
 import pytest
 
+from pipeplan.action_times import ActionTimes
 from pipeplan.baselines import flush, splits
 from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.listed import listed_plan
@@ -27,6 +28,7 @@ from pipeplan.compare import (
 from pipeplan.compare.action_probe import NAME
 from pipeplan.compare.launched import OrderedPairs, contenders
 from pipeplan.compare.launched_table import data, launched_table, remarks
+from pipeplan.compare.local_launches import Launched
 from pipeplan.compare.predicted import predicted_ns
 from pipeplan.compare.rows import row_of
 from pipeplan.errors import InputError, RankError
@@ -34,6 +36,7 @@ from pipeplan.plan import Plan
 from pipeplan.report.run import RunMeasurements
 from tests.baselines import chain, setting
 from tests.compared import eager_row, machines
+from tests.unit.report.test_run_page import MS, STALE, as_planned
 
 SLOW, FAST = eager_row("slow", (1, 1), 1000), eager_row("fast", (3, 3), 1000)
 """17 and 6 ns per micro-batch."""
@@ -89,6 +92,8 @@ class Scripted:
     """In place of processes: each launch measures the next answer, in ns of the plan's time."""
 
     answers: Sequence[float | BaseException] = ()
+    times: ActionTimes | None = None
+    """Of the actions of a run that trains."""
     late = 0.0
     """What each op of the probe takes beside its sleep, ns."""
 
@@ -101,7 +106,7 @@ class Scripted:
     def __exit__(self, *_: object) -> None:
         """Nothing runs."""
 
-    def run(self, plan: Plan, words: Sequence[str], *, fresh: bool = False) -> RunMeasurements:
+    def run(self, plan: Plan, words: Sequence[str], *, fresh: bool = False) -> Launched:
         """The next answer; a run that trains counts 7 bytes on the first of two ranks.
 
         What is timed while it trains has new processes, and nothing else.
@@ -113,7 +118,7 @@ class Scripted:
             raise answer
         sleeps = "--time-scale" in words
         scale = Fraction(words[words.index("--time-scale") + 1]) if sleeps else Fraction(1)
-        return RunMeasurements(
+        measured = RunMeasurements(
             period_ns=None,
             median_period_ns=float(answer * plan.k * scale),
             step_ns=float(answer * plan.microbatches * scale),
@@ -121,6 +126,7 @@ class Scripted:
             first_loss=None,
             last_loss=None,
         )
+        return Launched(measured, None if sleeps else self.times)
 
 
 def scripted(
@@ -192,6 +198,22 @@ def test_training_counts_bytes_first_and_a_failure_ends_a_plan(
     assert slow.measured == [17, 18]
     assert (fast.failure, fast.measured, fast.measured_ns) == ("rank 0: lost", [], None)
     assert next(remarks(found)) == "fast: rank 0: lost"
+
+
+def test_a_training_is_told_beside_the_times_of_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step as long as its replay, though all ops take what they were not planned to take."""
+    monkeypatch.setattr(Scripted, "times", as_planned(STALE))
+    monkeypatch.setattr(Scripted, "answers", [1, 10 * MS, 10 * MS])
+    monkeypatch.setattr(launched, "LocalLaunches", Scripted)
+    row = row_of("stale", STALE)
+    found = launch_point(point(row), "2bw", LaunchRequest("real", rounds=2))
+    (plan,) = found.plans
+    assert plan.rests == [0, 0]
+    (told,) = data([found])
+    assert told["plans"][0]["difference"] == pytest.approx(2 / 8)
+    assert told["plans"][0]["beside_ops"] == [0, 0]
+    cells = [next(iter(column.cells)) for column in launched_table(found).columns]
+    assert cells[1:5] == ["8 ms", "10 ms", "+25.0%", "+0.0%"]
 
 
 def test_plans_that_run_are_different_fit_and_are_of_one_semantics() -> None:

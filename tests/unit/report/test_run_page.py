@@ -12,13 +12,21 @@ from pipeplan.action_times import ActionTimes, TimedAction
 from pipeplan.cli import main
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind, Plan
-from pipeplan.report.page import Page, as_json, read_files, run_page
+from pipeplan.report.page import (
+    Page,
+    ReplayedStep,
+    as_json,
+    read_files,
+    replayed_rows,
+    run_page,
+)
 from pipeplan.report.page.axes import SIDE
 from pipeplan.report.page.of_run import TracedStep
 from pipeplan.report.page.run_pictures import training_charts
 from pipeplan.report.page.run_sections import Delay, Delays, TrainedStep, TrainingSteps
 from pipeplan.report.page.schedule import PlannedActivities
 from pipeplan.report.page.sections import IdleTime
+from pipeplan.report.run import read
 from pipeplan.testing.plans import settle
 from tests.samples import two_stages
 from tests.unit.report.test_run import write_run
@@ -127,6 +135,24 @@ def test_accounts_of_delays_add_up() -> None:
                 assert each.late_ns == late
 
 
+@pytest.mark.parametrize("plan", [FLUSH, STALE], ids=["flush", "2bw"])
+def test_a_step_is_replayed_with_the_times_of_its_operations(plan: Plan) -> None:
+    """One as planned takes what it took; longer operations make the replay longer.
+
+    With backwards of 8 ms in place of 4 the second GPU takes 12 ms for each micro-batch: 2 for
+    the message, whose receive is posted behind a backward, 2 for F and 8 for B. Before the first
+    of them is F, behind the last one a message and B: 2, 2 and 4 ms.
+    """
+    found = ReplayedStep.of(plan, as_planned(plan))
+    assert found is not None
+    assert (found.step, found.rest) == (STEP, 0)
+    assert found.replayed_ns == found.measured_ns == plan.step_ns
+    found = ReplayedStep.of(plan, as_planned(plan, {f"1B{n}": 4 for n in range(-8, 32)}))
+    assert found is not None
+    ends = 8 * MS if plan is FLUSH else 0
+    assert found.replayed_ns == 8 * 12 * MS + ends
+
+
 def write_files(folder: Path, plan: Plan, times: ActionTimes) -> Path:
     """The folder of a run with what a page reads."""
     peaks = [row.peak_bytes for row in plan.memory]
@@ -165,6 +191,11 @@ def test_the_page_has_the_runs_numbers(folder: Path) -> None:
     assert figures["step"]["planned"] == FLUSH.step_ns
     assert figures["step"]["measured"] == 2 * FLUSH.step_ns
     assert figures["step"]["error"] == 1
+    step = figures["step 3, replayed with its operations' times"]
+    assert step["measured"] == FLUSH.step_ns + 5 * MS  # 2 ms of a period are idle
+    replayed = ReplayedStep.of(FLUSH, as_planned(FLUSH, {"0F2": 7}))
+    assert replayed is not None
+    assert step["planned"] == replayed.replayed_ns > FLUSH.step_ns
     assert figures["last loss"]["measured"] == 4.0
     assert [row["loss"] for row in told["training"]] == [5.0, 4.9, 4.8, 4.7, 4.6]
     assert [row["time"] for row in told["training"]] == [80 * MS + n for n in range(5)]
@@ -177,6 +208,18 @@ def test_the_page_has_the_runs_numbers(folder: Path) -> None:
     assert rows["0F"]["longest"] == 9 * MS
     assert [rows["1B"][name] for name in ("times", "planned", "error")] == [8, 4 * MS, 0]
     assert told["delays"][0]["fell behind by"] == 7 * MS
+
+
+def test_the_report_has_the_replayed_step_of_a_timed_run(folder: Path) -> None:
+    """Not of one that counts bytes, nor where nothing tells of actions."""
+    timed = read(str(folder))
+    (row,) = replayed_rows(timed, str(folder))
+    assert row.name == "flush: step 3, replayed with its operations' times"
+    assert row.measured == FLUSH.step_ns + 5 * MS
+    counted = timed.model_copy(update={"instrumented": True})
+    assert list(replayed_rows(counted, str(folder))) == []
+    (folder / "actions.json").unlink()
+    assert list(replayed_rows(timed, str(folder))) == []
 
 
 def test_files_of_older_runs_make_smaller_pages(folder: Path) -> None:

@@ -7,9 +7,11 @@ from fractions import Fraction
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.errors import InvalidPlanError
+from pipeplan.errors import InputError, InvalidPlanError
 from pipeplan.lowering import lower
-from pipeplan.simulator import Simulation, check, disagreements, simulate
+from pipeplan.plan import OpKind
+from pipeplan.simulator import OpTimes, Simulation, check, disagreements, simulate
+from pipeplan.testing.plans import random_plan
 from tests import handmade
 from tests.samples import two_stages
 
@@ -196,6 +198,38 @@ class TestEagerClock:
         assert with_updates.period_ns == Fraction(2 * 5 + 7, 2)
         assert with_updates.step_ns == 17
         assert simulate(plan, lower(plan), clock="eager").period_ns == 5
+
+    def test_ops_take_what_is_said(self) -> None:
+        """F 5 in place of 2 and the optimizer 2 in place of 7: 2 * (5 + 3) + 2 per step."""
+        of = handmade.chain([(2, 3)], [{"output_bytes": 1, "optimizer_ns": 7}])
+        plan = handmade.packed(of, [(0, 0, 0)], 5, microbatches=2)
+        pattern = lower(plan)
+        times: OpTimes = {(OpKind.F, 0): 5, ("OPT", 0): 2}
+        said = simulate(plan, pattern, clock="eager", updates=True, op_times=times)
+        assert said.step_ns == 18
+        with pytest.raises(InputError, match="times of ops on the plan clock, need the eager"):
+            simulate(plan, pattern, op_times=times)
+
+    @pytest.mark.parametrize("seed", range(30))
+    def test_ops_that_last_longer_are_those_of_a_slower_cluster(self, seed: int) -> None:
+        """With 7 ns more for every op a plan is replayed as with so much overhead per action."""
+        plan = random_plan(seed)
+        pattern, more = lower(plan), 7
+        times = {(op.kind, op.stage): op.duration_ns + more for op in plan.ops}
+        computes = {op: ns for op, ns in times.items() if op[0].is_compute}
+        overhead = plan.cluster.action_overhead_ns + more
+        ops = tuple(
+            op.model_copy(
+                update={"duration_ns": computes.get((op.kind, op.stage), op.duration_ns)}
+            )
+            for op in plan.ops
+        )
+        cluster = plan.cluster.model_copy(update={"action_overhead_ns": overhead})
+        slower = plan.model_copy(update={"cluster": cluster, "ops": ops})
+        count = 12 * plan.k
+        said = simulate(plan, pattern, microbatches=count, clock="eager", op_times=computes)
+        other = simulate(slower, pattern, microbatches=count, clock="eager")
+        assert list(said.spans()) == list(other.spans())
 
     def test_flush_drains_then_updates(self) -> None:
         """Step of 8: 7 periods of 8, 16 for the last, the slowest update of 5; as (T5) says."""
