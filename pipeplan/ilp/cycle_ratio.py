@@ -9,7 +9,7 @@ any ratio).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -25,6 +25,7 @@ from pipeplan.ilp.schedule import (
     position,
     resource,
 )
+from pipeplan.plan import Stage
 
 Node = tuple[OpId, int]
 """(op, copy)."""
@@ -114,13 +115,17 @@ def _on_a_cycle(edges: Ints, raised_by: Ints) -> int:
     return -1
 
 
-def minimize_period_for_order(costs: CostModel, schedule: Schedule, lowest: int) -> Schedule:
+def minimize_period_for_order(
+    costs: CostModel, schedule: Schedule, lowest: int, instant: Collection[OpId] | None = None
+) -> Schedule:
     """The same orders and shifts at the smallest period >= `lowest`, every op early.
 
     Args:
         costs: Durations in ns; they may exceed those the schedule was made with.
         schedule: Gives the orders and shifts; its times need only be consistent with them.
         lowest: A proven lower bound on the period in ns.
+        instant: Ops that take no time in `schedule`, which says nothing of their order where they
+            start together; None for those that take none by `costs`.
 
     Returns:
         A schedule that keeps (R2)-(R5), nothing offloaded; its memory is to be counted again.
@@ -128,23 +133,20 @@ def minimize_period_for_order(costs: CostModel, schedule: Schedule, lowest: int)
     Raises:
         ValueError: if the orders contradict each other, whatever the period.
     """
-    graph = _graph(costs, schedule)
+    if instant is None:
+        instant = instant_ops(costs, schedule.stages)
+    graph = _graph(costs, schedule, instant)
     return _early(graph, schedule, graph.shortest_period(lowest))
 
 
-def asap_times(costs: CostModel, schedule: Schedule, period: int) -> Schedule:
-    """The same orders and shifts at `period`, every op as early as possible.
-
-    Raises:
-        ValueError: if the period is too short for these orders.
-    """
-    return _early(_graph(costs, schedule), schedule, period)
+def instant_ops(costs: CostModel, stages: tuple[Stage, ...]) -> frozenset[OpId]:
+    """Ops that take no time."""
+    return frozenset(op for op in chain_ops(stages) if not duration(costs, stages, op))
 
 
 def _early(graph: _Graph, schedule: Schedule, period: int) -> Schedule:
     times = graph.earliest(period)
-    if times is None:
-        raise ValueError(f"period: got {period}, need more for these orders")
+    assert times is not None, "the shortest period has times"
     early: dict[OpId, list[int]] = {op: [0] * schedule.k for op in chain_ops(schedule.stages)}
     for (op, copy), time in zip(graph.nodes, times, strict=True):
         early[op][copy] = time
@@ -152,7 +154,7 @@ def _early(graph: _Graph, schedule: Schedule, period: int) -> Schedule:
     return replace(schedule, period=period, times=times_, offloads=())
 
 
-def _graph(costs: CostModel, schedule: Schedule) -> _Graph:
+def _graph(costs: CostModel, schedule: Schedule, instant: Collection[OpId]) -> _Graph:
     """Precedence, FIFO and cyclic orders as (source, target, length, periods) edges."""
     ops = chain_ops(schedule.stages)
     nodes = [(op, copy) for copy in range(schedule.k) for op in ops]
@@ -172,13 +174,13 @@ def _graph(costs: CostModel, schedule: Schedule) -> _Graph:
     for shared in by_resource.values():
         edges += [
             (index[one], index[other], lengths[one[0]], periods)
-            for one, other, periods in _cyclic(schedule, lengths, shared)
+            for one, other, periods in _cyclic(schedule, instant, shared)
         ]
     return _Graph(nodes, np.array(edges))
 
 
 def _cyclic(
-    schedule: Schedule, lengths: dict[OpId, int], nodes: Sequence[Node]
+    schedule: Schedule, instant: Collection[OpId], nodes: Sequence[Node]
 ) -> list[tuple[Node, Node, int]]:
     """Neighbours (u, v, n) in the cyclic order of one resource: v follows u, n periods apart."""
     period = schedule.period
@@ -187,8 +189,12 @@ def _cyclic(
         return schedule.times[node[0]][node[1]]
 
     def key(node: Node) -> tuple[int, bool, int, int]:
-        """Zero-length ops first where starts are equal: they may not lie inside another."""
-        long, place = lengths[node[0]] > 0, position(schedule.stages, node[0])
+        """Zero-length ops first where starts are equal: they may not lie inside another.
+
+        Among themselves older micro-batches are first, along the chain: no two resources have
+        orders that contradict each other.
+        """
+        long, place = node[0] not in instant, position(schedule.stages, node[0])
         return time(node) % period, long, node[1] - time(node) // period * schedule.k, place
 
     ordered = sorted(nodes, key=key)

@@ -15,7 +15,7 @@ from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_bound
 from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.cycle_ratio import minimize_period_for_order
+from pipeplan.ilp.cycle_ratio import instant_ops, minimize_period_for_order
 from pipeplan.ilp.exact.allocations import FEW, NODE_S, allocations
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, nodes
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
@@ -62,7 +62,8 @@ class NoncontiguousSearch:
             self._open()
         few = self.state.costs.layers <= JOINT_ITEMS and self.state.uses("joint")
         if few and not self._over and not self._decided:
-            self._decided = self._decide()
+            # The models know plans that keep all bytes on the GPUs: they decide those alone.
+            self._decided = self._decide() and not self.state.options.offload
             if self._decided:
                 self._give("annealing", portfolio.AFTER_JOINT_S)
         if not self._over and not self._decided and self.state.best is not None:
@@ -152,10 +153,8 @@ def find_any_plan(state: Incumbent) -> None:
     if found.missing and not state.options.offload and not costs.splits:
         state.infeasible = assignment_reason(costs, found.missing)
     if found.home is not None:
-        schedule = minimize_period_for_order(
-            state.costs, serial_schedule(state.costs, found.home), 1
-        )
-        state.offer(fuse(state.costs, schedule) or schedule)
+        schedule = minimize_period_for_order(costs, serial_schedule(costs, found.home), 1)
+        state.offer(fuse(schedule, instant_ops(costs, schedule.stages)) or schedule)
         state.offer(schedule)
 
 

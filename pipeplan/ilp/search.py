@@ -77,7 +77,7 @@ class ChainSearch:
         state.raise_bound("any", step_bound(state.costs, state.options.microbatches))
         # Its periods are no steps: nobody hears of them.
         periodic = Incumbent(state.costs, replace(state.options, whole_step=False))
-        periodic.raise_bound("any", state.bounds["any"])
+        periodic.raise_bound("any", load_bound(state.costs))  # a step's has fill and drain in it
         contiguous(periodic)
         if periodic.best is not None:
             state.offer(periodic.best)
@@ -247,11 +247,15 @@ def _shorter_steps(state: Incumbent, solver: ContiguousDP, points: int = 24) -> 
         return
     state.set_phase("flush periods")
     low, high = int(state.best.per_microbatch), solver.serial_ns
+    over = solver.limit(state.options, portfolio.CONTIGUOUS)
     for point in range(1, points + 1):
         if state.remaining <= 0:
             return
         period = low + (high - low) * point**2 // points**2
-        partition = solver.solve(period)
+        try:
+            partition = solver.solve(period, over=over)
+        except OutOfTimeError:
+            return
         if partition is None:
             continue
         for side in (True, False):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf
+from typing import Final, Literal, get_args
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
@@ -16,6 +17,14 @@ from pipeplan.planner.pins import Pins
 
 Method = Literal["auto", "contiguous", "paper-ilp"]
 
+_WORDS: Final = {
+    "semantics": get_args(Semantics),
+    "memory_model": get_args(MemoryModel),
+    "method": get_args(Method),
+    "recompute": ("off", "auto"),
+    "offload": ("off", "auto", "states"),
+}
+"""Choices by name, and what may be chosen."""
 AUTO_K = (1, 2, 3, 4, 5, 6, 7, 8)
 MIN_MICROBATCHES = 8
 
@@ -62,12 +71,14 @@ class Config:
             "microbatches", self.microbatches, self.microbatches is None or self.microbatches >= 1
         )
         _need("k", self.k, self.k == "auto" or 1 <= self.k <= 16)
-        _need("time_limit_s", self.time_limit_s, self.time_limit_s > 0)
-        _need("gap", self.gap, self.gap >= 0)
+        _need("time_limit_s", self.time_limit_s, 0 < self.time_limit_s < inf)
+        _need("gap", self.gap, 0 <= self.gap < inf)
         _need("seed", self.seed, 0 <= self.seed < 2**31)
-        _need("coarsen", self.coarsen, isinstance(self.coarsen, str) or self.coarsen >= 1)
-        _need("recompute", self.recompute, self.recompute in ("off", "auto"))
-        _need("offload", self.offload, self.offload in ("off", "auto", "states"))
+        given = isinstance(self.coarsen, int) and self.coarsen >= 1
+        _need("coarsen", self.coarsen, given or self.coarsen in ("auto", "off"))
+        for name, allowed in _WORDS.items():
+            value = getattr(self, name)
+            _need(name, value, value in allowed, f"{', '.join(allowed[:-1])} or {allowed[-1]}")
         for name, what in (("recompute", "recomputation"), ("offload", "offloading")):
             if getattr(self, name) != "off":
                 self._check_paper(name, what)
@@ -110,20 +121,18 @@ class Config:
             )
 
 
-def _need(name: str, value: object, good: bool) -> None:
+def _need(name: str, value: object, good: bool, needed: str = "") -> None:
     ranges = {
         "microbatches": "at least 1",
         "k": "auto or 1..16",
-        "time_limit_s": "more than 0",
-        "gap": "at least 0",
+        "time_limit_s": "more than 0, and an end",
+        "gap": "at least 0, and finite",
         "seed": "0..2**31-1",
         "coarsen": "auto, off or at least 1",
-        "recompute": "off or auto",
-        "offload": "off, auto or states",
         "workers": "1..256",
     }
     if not good:
-        raise InputError(f"config.{name}: got {value}, need {ranges[name]}")
+        raise InputError(f"config.{name}: got {value}, need {needed or ranges[name]}")
 
 
 def _ks(config: Config) -> tuple[int, ...]:

@@ -377,13 +377,21 @@ class ContiguousDP:
         return np.where(good, value, INFINITE)
 
     def _cut_ns(self, kind: int, other: int) -> tuple[Array, Array]:
-        """Transfer ns of every boundary, forward from class `kind` to `other` and back."""
+        """Transfer ns behind each layer, forward from class `kind` to `other` and back.
+
+        None behind the last one, nor where there is one GPU: they may exceed what machine code
+        counts, and never happen.
+        """
         if (kind, other) not in self._sends:
             here, there = self.classes[kind][0], self.classes[other][-1]
-            costs, cuts = self.costs, range(self.costs.layers)
-            forward = [costs.send_forward_ns(j, here, there) for j in cuts]
-            backward = [costs.send_backward_ns(j, there, here) for j in cuts]
-            self._sends[kind, other] = (np.array(forward), np.array(backward))
+            costs, cuts = self.costs, range(self.costs.layers - 1)
+            if costs.gpus == 1:
+                cuts = range(0)
+            forward, backward = np.zeros((2, self.costs.layers), dtype=np.int64)
+            for j in cuts:
+                forward[j] = costs.send_forward_ns(j, here, there)
+                backward[j] = costs.send_backward_ns(j, there, here)
+            self._sends[kind, other] = (forward, backward)
         return self._sends[kind, other]
 
     def _trace(self, period: int, fronts: dict[int, Frontier], number: int) -> ContiguousPartition:

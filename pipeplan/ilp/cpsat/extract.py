@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.cpsat.variables import Task, Variables
+from pipeplan.ilp.cpsat.variables import Instance, Task, Variables
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration, resource
 from pipeplan.plan import OpKind, Stage
@@ -31,13 +31,49 @@ def schedules(solver: cp_model.CpSolver, v: Variables, lowest: int) -> list[Sche
         for n, (layers, gpu) in enumerate(zip(v.instance.items, home, strict=True))
     )
     starts = {task: (solver.value(v.time(task)) - v.period) * tick for task in v.position}
-    split = Schedule(stages, v.period * tick, v.instance.k, _times(costs, v, stages, starts))
+    ticks = _ticks(v.instance, home)
+    split = Schedule(stages, v.period * tick, v.instance.k, _times(v, stages, ticks, starts))
     made = [split]
-    fused = fuse(costs, split)
+    fused = fuse(split, {op for op, length in ticks.items() if not length})
     if fused is not None:
         made.insert(0, fused)
     own = [schedule for schedule in made if _exact(v, schedule)]
-    return [minimize_period_for_order(costs, schedule, lowest) for schedule in made] + own
+    return [
+        minimize_period_for_order(costs, each, lowest, _instant(v.instance, each.stages, ticks))
+        for each in made
+    ] + own
+
+
+def _ticks(instance: Instance, home: list[int]) -> dict[OpId, int]:
+    """The model's length of each op, every item a stage: the true one rounded down."""
+    found: dict[OpId, int] = {}
+    for item, gpu in enumerate(home):
+        begins = item == 0 or home[item - 1] != gpu
+        for kind in (OpKind.F, OpKind.B):
+            found[kind, item] = instance.ticks(kind, item, gpu, begins=begins)
+    for item, (one, two) in enumerate(pairwise(home)):
+        found[OpKind.SEND_F, item] = instance.send_ticks(OpKind.SEND_F, item, one, two)
+        found[OpKind.SEND_B, item + 1] = instance.send_ticks(OpKind.SEND_B, item + 1, two, one)
+    return found
+
+
+def _instant(
+    instance: Instance, stages: tuple[Stage, ...], ticks: dict[OpId, int]
+) -> frozenset[OpId]:
+    """Ops of stages, each of whole items, that take no time in the model."""
+    item_of = {layers[0]: item for item, layers in enumerate(instance.items)}
+    ends = {layers[1]: item for item, layers in enumerate(instance.items)}
+    found = set[OpId]()
+    for op in chain_ops(stages):
+        kind, stage = op[0], stages[op[1]]
+        first, last = item_of[stage.first], ends[stage.last]
+        if kind is OpKind.SEND_F:
+            first = last
+        elif kind is OpKind.SEND_B:
+            last = first
+        if not any(ticks[kind, item] for item in range(first, last + 1)):
+            found.add(op)
+    return frozenset(found)
 
 
 def _exact(v: Variables, schedule: Schedule) -> bool:
@@ -62,7 +98,7 @@ def _exact(v: Variables, schedule: Schedule) -> bool:
 
 
 def _times(
-    costs: CostModel, v: Variables, stages: tuple[Stage, ...], starts: dict[Task, int]
+    v: Variables, stages: tuple[Stage, ...], ticks: dict[OpId, int], starts: dict[Task, int]
 ) -> Times:
     """Start times by op; a send without variables leaves as soon as its producer ends."""
     times: Times = {}
@@ -72,16 +108,21 @@ def _times(
             times[op] = tuple(starts[kind, n, copy] for copy in v.instance.copies)
         else:
             producer = (OpKind.B if kind is OpKind.SEND_B else OpKind.F, n)
-            length = duration(costs, stages, producer)
+            length = ticks[producer] * v.instance.tick
             times[op] = tuple(start + length for start in times[producer])
     return times
 
 
-def fuse(costs: CostModel, schedule: Schedule) -> Schedule | None:
-    """Join neighbouring stages of one GPU between whose ops nothing else runs; None if none."""
+def fuse(schedule: Schedule, instant: Collection[OpId]) -> Schedule | None:
+    """Join neighbouring stages of one GPU between whose ops nothing else runs; None if none.
+
+    Args:
+        schedule: When ops start.
+        instant: Its ops that take no time.
+    """
     stages, period = schedule.stages, schedule.period
     joined = [
-        two.gpu == one.gpu and _adjacent(costs, schedule, one, two)
+        two.gpu == one.gpu and _adjacent(schedule, instant, one, two)
         for one, two in pairwise(stages)
     ]
     if not any(joined):
@@ -106,13 +147,13 @@ def fuse(costs: CostModel, schedule: Schedule) -> Schedule | None:
     return Schedule(fused, period, schedule.k, times)
 
 
-def _adjacent(costs: CostModel, schedule: Schedule, one: Stage, two: Stage) -> bool:
+def _adjacent(schedule: Schedule, instant: Collection[OpId], one: Stage, two: Stage) -> bool:
     """Whether the GPU runs nothing between F of `one` and of `two`, nor between their Bs.
 
     What begins together with an op of no length runs behind it, unless it has none either.
     """
     ops = {
-        op: duration(costs, schedule.stages, op) > 0
+        op: op not in instant
         for op in schedule.times
         if op[0].is_compute and schedule.stages[op[1]].gpu == one.gpu
     }

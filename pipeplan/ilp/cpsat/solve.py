@@ -74,7 +74,7 @@ def solve_at(
         lowest: No schedule is made shorter than this many ns.
 
     Returns:
-        IMPOSSIBLE is a proof for the true data if `budgets` are the GPUs' memories.
+        INFEASIBLE is a proof for the true data if `budgets` are the GPUs' memories.
     """
     v = _variables(instance, period, budgets)
     solver = configured(options, seconds)

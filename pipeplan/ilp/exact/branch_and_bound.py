@@ -72,7 +72,7 @@ def decide(
         period: In ns.
         taken: Whether a schedule will do. It keeps (R2)-(R5) but for (T2)'s overhead of joined
             layers; its bytes are to be counted again. If it will not, other orders are tried.
-        clock: Status of the work done.
+        clock: Told of the work done.
         nodes: Places to try at most; `SENDING` times as many with transfers.
 
     Returns:

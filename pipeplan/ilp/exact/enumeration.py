@@ -1,9 +1,9 @@
 """Best-first enumeration of all allocations of few layers on few GPUs, by lower bounds.
 
 For k = 1 branch and bound on the orders of its ops decides most allocations in milliseconds
-(`branch_and_bound`). CP-SAT decides most others in a few tenths of a second, in exact ns and
-bytes: their models are much smaller than one over all allocations. Those that stay unknown are
-solved again with other search parameters and a longer limit. Source: ours.
+(`branch_and_bound`). CP-SAT decides most others in a few tenths of a second, scaled as
+`exact_scaling` says: their models are much smaller than one over all allocations. Those that stay
+unknown are solved again with other search parameters and a longer limit. Source: ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeplan.ilp.cpsat.period_search import (
 )
 from pipeplan.ilp.cpsat.solve import SEARCH_SUBSOLVERS, PeriodResult, Status, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.cycle_ratio import minimize_period_for_order
+from pipeplan.ilp.cycle_ratio import instant_ops, minimize_period_for_order
 from pipeplan.ilp.exact.allocations import Assignment, lower_bound
 from pipeplan.ilp.exact.branch_and_bound import decide, node_budget
 from pipeplan.ilp.incumbent import Incumbent
@@ -175,7 +175,7 @@ class BestFirstEnumeration:
         """Whether a schedule of orders, made as short as they allow, is the best now."""
         state, high = node.state, self._high
         lowest = max(1, ceil(self.state.bounds["any"]))
-        fused = fuse(state.costs, schedule)
+        fused = fuse(schedule, instant_ops(state.costs, schedule.stages))
         made = [schedule] if fused is None else [fused, schedule]
         made = [minimize_period_for_order(state.costs, each, lowest) for each in made]
         if not state.costs.cluster.action_overhead_ns:

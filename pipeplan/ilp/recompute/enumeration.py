@@ -18,10 +18,10 @@ from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact.allocations import NODE_S, allocations
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, nodes
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.objective import cost
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.runs import Run, Runs
-from pipeplan.ilp.schedule import Schedule
 
 SET_S: Final = 2e-4
 """What a set of runs counts for where work is counted instead of time: its chain is contracted."""
@@ -75,46 +75,40 @@ def _count(options: Sequence[int], plain: Sequence[int]) -> int:
     return behind[0]
 
 
-def decide(
-    state: Incumbent, best: Schedule | None, kept: Fraction, seconds: float
-) -> Found | None:
+def decide(joint: JointIncumbent, kept: Fraction, seconds: float) -> None:
     """The shortest plan over all sets of runs, allocations and orders, as far as the time goes.
 
     It has the fewest micro-batches per period that are allowed; where that is one, the bound on
-    such plans rises to what is proven.
+    such plans rises to what is proven. Nothing is tried where there is too much to try.
 
     Args:
-        state: of the chain itself; its bounds hold with recomputation.
-        best: the best known, of any contracted chain; only shorter ones are sought.
+        joint: the whole search, which takes what is found, also where the user ends it; only
+            plans shorter than its best one are sought.
         kept: a bound on the period of plans that recompute nothing, one micro-batch each.
         seconds: time for it, listing what is to be tried included.
-
-    Returns:
-        The best one found and its chain; None if none is shorter, or if there is too much to try.
     """
+    state, best = joint.state, joint.best.state.best
     state.set_phase("recompute enumeration")
     end = state.elapsed + seconds
     k = state.model_ks[0]
     high = None if best is None else int(-(-best.per_microbatch * k // 1)) - 1
     listed = _listed(state, high, k, kept if k == 1 else Fraction(0), end)
     if listed is None:
-        return None
+        return
     chains, asked = listed
     if high is None:
         serial = [upper_bound(inner, Instance(inner.costs, (), k=k)) for inner, _ in chains]
         high = max(serial, default=0)
     each = BestFirstEnumeration(state, k)
-    decided = each.run(asked, end - state.elapsed, high)
-    found = [(inner, chain) for inner, chain in chains if inner.best is not None]
-    if (
-        decided
-        and best is None
-        and not found
-        and each.unresolved is None
-        and not state.options.offload
-    ):
+    try:
+        decided = each.run(asked, end - state.elapsed, high)
+    finally:
+        for inner, chain in chains:
+            if inner.best is not None:
+                joint.take(SearchResult(inner, chain))
+    proven = decided and each.unresolved is None and not state.options.offload
+    if proven and joint.period is None:
         state.infeasible = _nothing_fits(state)
-    return min(found, key=lambda pair: _cost(pair[0]), default=None)
 
 
 def _listed(
@@ -148,11 +142,6 @@ def _listed(
         chains.append((inner, chain))
         asked += nodes(inner, homes, Fraction(0) if chain.runs else kept)
     return chains, asked
-
-
-def _cost(state: Incumbent) -> tuple[Fraction, Fraction]:
-    assert state.best is not None
-    return cost(state.costs, state.best, state.options.microbatches)
 
 
 def _nothing_fits(state: Incumbent) -> str:

@@ -115,7 +115,7 @@ class InitialSets:
                 return
             state.set_phase(small_stages.NAME if small else "offload options")
             found = shortest_with_offload(
-                state, self.offered, high, needed=self.joint.period is None, small=small
+                self.joint, self.offered, high, needed=self.joint.period is None, small=small
             )
             if found is not None:
                 high = ceil(found[1].per_microbatch)

@@ -17,6 +17,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Stage
@@ -28,17 +29,18 @@ Found = tuple[ContractedChain, Schedule]
 
 
 def shortest_with_offload(
-    state: Incumbent, offered: StageOptions, high: int | None, *, needed: bool, small: bool
+    joint: JointIncumbent, offered: StageOptions, high: int | None, *, needed: bool, small: bool
 ) -> Found | None:
     """The shortest 1F1B schedule found that fits, with the chain of its runs; None if none does.
 
     Args:
-        state: costs and limits.
+        joint: costs and limits; it takes what is found on the way.
         offered: what stages may choose, with what can leave of each.
         high: a period that is possible; only shorter ones count. None: any.
         needed: whether no plan is known, so that one is sought beyond the end of the time.
         small: whether GPUs that lack memory have small stages.
     """
+    state = joint.state
     solvers = [
         RecomputeDP(
             state.costs,
@@ -68,6 +70,7 @@ def shortest_with_offload(
         else:
             # Where one k was asked for, the schedule's period is that of k micro-batches.
             high, best = min(middle, ceil(found[1].per_microbatch)), found
+            joint.offer(found[0], found[0].of(state.costs), found[1])
     return best
 
 

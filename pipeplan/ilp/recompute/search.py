@@ -282,9 +282,7 @@ def _every(joint: JointIncumbent, kept: Fraction) -> None:
 
     rest = len(state.options.ks) > 1 and joint.period is not None
     share = portfolio.EVERY_SET if rest else 1.0
-    found = enumeration.decide(state, joint.best.state.best, kept, share * state.remaining)
-    if found is not None:
-        joint.take(SearchResult(*found))
+    enumeration.decide(joint, kept, share * state.remaining)
 
 
 def _tries_every(state: Incumbent) -> bool:

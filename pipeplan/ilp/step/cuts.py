@@ -240,7 +240,7 @@ def _step(question: _Question, cuts: Ints, gpu: int) -> float:
     budget = question.budgets[gpu]
     left = budget - states - beyond
     if left < saved:
-        beyond_room = BEYOND_ROOM * (1 + (saved - left) / budget)
+        beyond_room = BEYOND_ROOM * (1 + (saved - left) / max(1, budget))
         return float(question.microbatches * load * beyond_room)
     period = load
     if left > 0:

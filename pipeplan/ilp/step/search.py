@@ -234,17 +234,19 @@ class StepSearch:
         """Simulated annealing over the rule and the cuts; the candidate becomes the best one."""
         clock, random = self.state.options.clock, self.random
         begin, first, now = clock.spent, candidate.times.end, replace(candidate)
-        while not self._spent(end):
-            left = (end - clock.spent) / (end - begin)
-            warmth = TEMPERATURE * left * candidate.cost
-            new = self._changed(now, now.cost - warmth * log(1 - random.random()))
-            if new is None:
-                continue
-            now = new
-            if now.cost < candidate.cost:
-                candidate.of, candidate.rule, candidate.times = now.of, now.rule, now.times
-        if candidate.times.end < first:
-            self._offer(candidate)
+        try:
+            while not self._spent(end):
+                left = (end - clock.spent) / (end - begin)
+                warmth = TEMPERATURE * left * candidate.cost
+                new = self._changed(now, now.cost - warmth * log(1 - random.random()))
+                if new is None:
+                    continue
+                now = new
+                if now.cost < candidate.cost:
+                    candidate.of, candidate.rule, candidate.times = now.of, now.rule, now.times
+        finally:  # the user may end the search amid a slice
+            if candidate.times.end < first:
+                self._offer(candidate)
 
     def _changed(self, old: Candidate, most: float) -> Candidate | None:
         """A neighbour, scheduled; None if it would cost more than `most`."""

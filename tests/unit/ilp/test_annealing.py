@@ -16,7 +16,7 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.cycle_ratio import asap_times
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import PLACED_S, STEP_S, SimulatedAnnealing
@@ -87,7 +87,7 @@ def test_placements_keep_rules() -> None:
         )
         if placed.place():
             done += 1
-            early = asap_times(costs, placed.schedule(), period)
+            early = minimize_period_for_order(costs, placed.schedule(), period)
             assert early.times.keys() == placed.times.keys()
     assert done > 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations, count
 from random import Random
@@ -48,15 +49,22 @@ def test_longer_periods_of_a_step_keep_the_time(
     asked, solve = list[int](), ContiguousDP.solve
 
     def counted(
-        self: ContiguousDP, period: int, just_below: bool = False
+        self: ContiguousDP, period: int, *, over: Callable[[], bool]
     ) -> ContiguousPartition | None:
         asked.append(period)
-        return solve(self, period, just_below)
+        if over():
+            raise OutOfTimeError
+        return solve(self, period)
 
     monkeypatch.setattr(ContiguousDP, "solve", counted)
     search._shorter_steps(state, solver)
     assert len(asked) <= most
     assert (len(asked) >= 20) == (seconds == 60)
+    asked.clear()
+    monkeypatch.setattr(ContiguousDP, "limit", lambda *_: lambda: True)
+    search._shorter_steps(state, solver)
+    assert len(asked) <= 1, "a slow program has a share of the time"
+    assert bool(asked) == (state.remaining > 0)
 
 
 def best(of: CostModel) -> ContiguousPartition:

@@ -7,7 +7,7 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.extract import fuse
-from pipeplan.ilp.cycle_ratio import asap_times, minimize_period_for_order
+from pipeplan.ilp.cycle_ratio import instant_ops, minimize_period_for_order
 from pipeplan.ilp.schedule import Schedule, chain_ops, to_ops, unrolled
 from pipeplan.plan import OpKind, Stage
 from tests import handmade
@@ -53,13 +53,6 @@ def test_orders_that_contradict_each_other_are_refused() -> None:
         minimize_period_for_order(costs(), one_gpu(10, times), 1)
 
 
-def test_retime_refuses_a_short_period() -> None:
-    """Below the shortest period there is no schedule."""
-    lazy = one_gpu(50, {(F, 0): (0,), (F, 1): (10,), (B, 1): (20,), (B, 0): (30,)})
-    with pytest.raises(ValueError, match="period"):
-        asap_times(costs(), lazy, 9)
-
-
 def test_order_across_periods_is_kept() -> None:
     """A backward of the last micro-batch between two forwards stays there."""
     times = {(F, 0): (0,), (F, 1): (5,), (B, 1): (7,), (B, 0): (12,)}
@@ -70,12 +63,13 @@ def test_order_across_periods_is_kept() -> None:
 
 def test_fuse_joins_back_to_back_stages() -> None:
     """Neighbouring stages with nothing in between become one; interleaved ones do not."""
-    joined = fuse(costs(), one_gpu(10, {(F, 0): (0,), (F, 1): (2,), (B, 1): (4,), (B, 0): (7,)}))
+    close = one_gpu(10, {(F, 0): (0,), (F, 1): (2,), (B, 1): (4,), (B, 0): (7,)})
+    joined = fuse(close, ())
     assert joined is not None
     assert [stage.layers for stage in joined.stages] == [(0, 1)]
     assert joined.times == {(F, 0): (0,), (B, 0): (4,)}
     apart = one_gpu(10, {(F, 0): (0,), (F, 1): (5,), (B, 1): (7,), (B, 0): (12,)})
-    assert fuse(costs(), apart) is None
+    assert fuse(apart, ()) is None
 
 
 @pytest.mark.parametrize(("last", "joins"), [(40, False), (48, True)])
@@ -86,7 +80,8 @@ def test_what_begins_with_an_op_of_no_length_is_behind_it(last: int, joins: bool
     starts = {(F, 0): 0, (F, 1): 11, (F, 2): 20, (F, 3): 26}
     starts |= {(B, 3): last, (B, 2): 48, (B, 1): 62, (B, 0): 66}
     split = Schedule(stages, 40, 1, {op: (time,) for op, time in starts.items()})
-    fused = fuse(CostModel(chain, uniform(2, 100), "2bw", "exact"), split)
+    of = CostModel(chain, uniform(2, 100), "2bw", "exact")
+    fused = fuse(split, instant_ops(of, stages))
     assert (fused is not None) == joins
     if fused is not None:
         assert [stage.layers for stage in fused.stages] == [(0, 0), (1, 1), (2, 3)]

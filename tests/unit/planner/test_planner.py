@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
@@ -166,7 +167,15 @@ class TestRefusals:
             ("k", 0),
             ("k", 17),
             ("time_limit_s", 0.0),
+            ("time_limit_s", math.inf),
             ("gap", -0.1),
+            ("gap", math.inf),
+            ("gap", math.nan),
+            ("coarsen", 0),
+            ("coarsen", "some"),
+            ("semantics", "async"),
+            ("memory_model", "rough"),
+            ("method", "best"),
             ("seed", -1),
             ("workers", 0),
         ],
