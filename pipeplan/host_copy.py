@@ -124,11 +124,28 @@ class CopyEngine:
         return torch.empty_like(part, device="cpu")
 
 
+def thread_of_caller(name: str) -> ThreadPoolExecutor:
+    """One thread that computes with as many threads as the caller, on the GPU that it is on.
+
+    Whoever leaves a stream is on the GPU of the stream before: a thread that has chosen none is
+    on the first GPU then, and takes memory there.
+    """
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    threads = torch.get_num_threads()
+
+    def begin() -> None:
+        torch.set_num_threads(threads)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+
+    return ThreadPoolExecutor(1, thread_name_prefix=f"pipeplan-{name}", initializer=begin)
+
+
 class _CopyStream:
     """A worker, and on CUDA the stream of its copies."""
 
     def __init__(self, device: torch.device) -> None:
-        self.worker = ThreadPoolExecutor(1, thread_name_prefix="pipeplan-host")
+        self.worker = thread_of_caller("host")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def follow(self, caller: Any) -> None:

@@ -2,7 +2,7 @@
 
 The code that makes the task runs twice. The *draft* has no parameter with memory; cut into layers,
 it says which ones the rank hosts. The second time these are built as ever, and all others are
-ghosts (`capture.ghosts`). Where values come from elsewhere (a checkpoint, the task's `weights`),
+ghosts. Where values come from elsewhere (a checkpoint, the task's `weights`),
 the draft itself gets memory for what the rank hosts. A task whose code cannot be run this way is
 built whole, and `say` is told why.
 """

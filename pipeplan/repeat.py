@@ -47,8 +47,10 @@ def kept_generators(gpus: Sequence[int] | None = None) -> Iterator[None]:
     """Gives the generators of torch, Python and numpy their states back.
 
     Args:
-        gpus: whose generators; None: those of all.
+        gpus: whose generators; None: those of all, where CUDA is in use: it is not begun here.
     """
+    if gpus is None:
+        gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(gpus):

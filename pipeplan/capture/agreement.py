@@ -18,6 +18,7 @@ from pipeplan.autograd_cut import Slot, enter_some
 from pipeplan.capture.boundary_trace import alone, call_layer, check_loss, check_own
 from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
+from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.split import module_of
 from pipeplan.capture.tensor_distance import (
@@ -54,7 +55,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
 
     Args:
         model: what `task` was split into.
-        task: its model is on the device where it is trained.
+        task: its model is on the device where it is trained; its micro-batches are brought there.
 
     Raises:
         InputError: if they differ by more than rounding, a layer trains a parameter that is none
@@ -62,6 +63,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
             no gradient reaches in the model.
     """
     whole = module_of(task)
+    task = device_of(task.model).bring(task)
     parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
     worst = unit = 0.0
     reached: set[str] = set()

@@ -69,13 +69,14 @@ def prepare(options: LaunchOptions, place: TorchrunEnv) -> Setup:
     from pipeplan.launch.followable import check_followed
     from pipeplan.launch.loading import loaded
     from pipeplan.runtime.startup.gpu_memory import GpuMemory
-    from pipeplan.runtime.transport.backend import Machine, device_of, take_gpu
+    from pipeplan.runtime.transport.backend import Machine, check_current, device_of, take_gpu
 
     machine = Machine.here()
     machine.check(options.backend)
     take_gpu(place, machine)
     found = loaded(plan, options, place, seed, resumes=meta is not None)
     device = device_of(found.split)
+    check_current(device, "task", "Say `cuda` without a number: each rank has its own GPU.")
     if room := GpuMemory.of(device):
         room.check(plan, place.rank % len(plan.cluster.gpus))
     _check_same_task(options, meta, found.split.digest())

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from pipeplan.host_copy import thread_of_caller
 from pipeplan.livebytes import resized
 from pipeplan.offmate.host_room import HostRoom
 from pipeplan.remat.schedules.host_link import Transfer, TransferQueue
@@ -32,13 +33,7 @@ class Moving:
         """
         self._room = room
         self._out, self._back, self._host = (
-            ThreadPoolExecutor(
-                1,
-                thread_name_prefix=f"pipeplan-{name}",
-                initializer=torch.set_num_threads,
-                initargs=(torch.get_num_threads(),),
-            )
-            for name in ("out", "back", "host")
+            thread_of_caller(name) for name in ("out", "back", "host")
         )
         if not duplex:
             self._back.shutdown()

@@ -112,7 +112,8 @@ class Pipeline:
             _log.warning(note)
         self._device = device_of(self._split)
         self._around = around(self._device)
-        check_current(self._device)
+        step = f"Call torch.cuda.set_device({self._device.index}) before making the model."
+        check_current(self._device, "pipeline", step)
         own: GlooTransport | LocalTransport | None = None
         if transport is None:
             if sample is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +39,20 @@ def save(make: Callable[[], Figure], path: str | Path, *, dpi: int, font: int = 
         try:
             make().savefig(drawn, dpi=dpi, metadata=metadata, format=Path(path).suffix[1:])
             # Only now: Ctrl-C while it is drawn leaves what was there.
-            Path(path).write_bytes(drawn.getvalue())
+            _put(Path(path), drawn.getvalue())
         except (OSError, ValueError) as error:
             raise InputError(f"picture {path}: cannot be written: {error}") from None
+
+
+def _put(path: Path, content: bytes) -> None:
+    """All of it or nothing: a full disk leaves what was there. Pipes are written to."""
+    place = path.resolve()
+    if path.exists() and not place.is_file():
+        path.write_bytes(content)
+        return
+    partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -15,7 +15,9 @@ from pipeplan.program import Action, ActionKind
 from pipeplan.runtime.supervision.run_ahead import COMPUTES, RunAhead
 from pipeplan.runtime.transport.backend import Means
 from pipeplan.runtime.transport.base import PeerLostError
+from pipeplan.runtime.transport.gloo import GlooTransport
 from pipeplan.runtime.transport.host_staging import receive_staged, send_staged
+from pipeplan.runtime.transport.nccl import NcclTransport
 from pipeplan.runtime.transport.pair_communicator import lent
 from tests import launch_task, pipelines
 from tests.case_scripts import printed
@@ -29,7 +31,7 @@ pytestmark = [
 
 
 SCRIPT = Path(__file__).with_name("cuda_cases.py")
-CHANNELS, GLOO = "ChannelTransport", "GlooTransport"
+CHANNELS, GLOO = NcclTransport.__name__, GlooTransport.__name__
 
 
 def exact(carrier: str, backend: str, ranks: int, semantics: str, *more: str) -> None:

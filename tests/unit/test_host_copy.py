@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.host_copy import CopyEngine
+from pipeplan.host_copy import CopyEngine, thread_of_caller
 
 _HERE = local()
 
@@ -102,3 +102,17 @@ def test_on_a_processor_there_are_no_streams() -> None:
     way.settle()
     way.close()
     assert torch.equal(target, torch.ones(3))
+
+
+@pytest.mark.parametrize("initialized", [True, False])
+def test_a_thread_is_on_the_callers_gpu(
+    initialized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first one it would take memory there; where CUDA does nothing, nothing is asked."""
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    with thread_of_caller("test") as worker:
+        assert worker.submit(torch.get_num_threads).result() == torch.get_num_threads()
+    assert taken == ([3] if initialized else [])

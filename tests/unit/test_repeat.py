@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from pipeplan.capture.measurement.fused_stages import measure_stages
 from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.launch.__main__ import main as launch
-from pipeplan.repeat import check_data, fingerprint, seed_all
+from pipeplan.repeat import check_data, fingerprint, kept_generators, seed_all
 from pipeplan.task import Task
 from tests import launch_task, pipelines
 
@@ -182,3 +183,23 @@ def test_fingerprints_are_of_shape_type_and_bits() -> None:
     assert fingerprint([table.T]) == fingerprint([table.T.contiguous()])
     assert fingerprint([table.T]) != fingerprint([table])
     assert all(fingerprint([a]) != fingerprint([b]) for a, b in itertools.pairwise(kinds))
+
+
+@pytest.mark.parametrize(("initialized", "kept"), [(True, [0, 1, 2]), (False, [])])
+def test_generators_of_gpus_are_kept_where_they_are_in_use(
+    initialized: bool, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named, or torch warns of each of several GPUs; CUDA is not begun for it."""
+    asked: list[list[int]] = []
+
+    @contextmanager
+    def fork(devices: Sequence[int]) -> Iterator[None]:
+        asked.append(list(devices))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.random, "fork_rng", fork)
+    with kept_generators():
+        pass
+    assert asked == [kept]

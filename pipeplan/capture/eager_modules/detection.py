@@ -3,7 +3,7 @@
 An export follows operations on tensors. It loses what stands beside them: the backward of a
 `torch.autograd.Function`, hooks, activation checkpointing, compiled code, gradients and seeds
 taken inside a forward, attributes that count, numbers drawn from Python's or numpy's generator.
-Modules that do such things are kept as they are (`eager`).
+Modules that do such things are kept as they are (`eager_operation`).
 """
 
 from __future__ import annotations

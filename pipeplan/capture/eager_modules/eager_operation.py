@@ -3,7 +3,7 @@
 What a graph of operations cannot hold (a custom backward, hooks, checkpointing, compiled code,
 Python's own state or randomness) is kept by keeping the module. While the model is exported, each
 of its calls is an operation `pipeplan::eager` whose results have the shapes that were seen before;
-a layer made of the graph calls the module (`pieces`).
+a layer made of the graph calls the module.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RunWatch:
     """Notes who does what while a model runs."""
 
     names: Mapping[int, str]
-    """Of the model's modules (`names_of`)."""
+    """Of the model's modules."""
     found: dict[str, OpaqueModule] = field(default_factory=dict)
 
     def note(

@@ -57,7 +57,7 @@ def estimate_task(
     estimates (docs/explanation/capture.md, section 5), and the chain says so.
 
     Args:
-        task: its model may have parameters without memory (`fake.weightless`); it is not touched.
+        task: its model may have parameters without memory (`weightless`); it is not touched.
         device: what the times are for.
         progress: told what happens.
         max_layers: as for `split`.

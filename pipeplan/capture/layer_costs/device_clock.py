@@ -69,10 +69,14 @@ class StreamClock:
 
     name = "stream"
 
+    def __init__(self, device: torch.device) -> None:
+        """Its stream is that of `device`, whatever GPU is the current one."""
+        self._device = device
+
     def mark(self) -> torch.cuda.Event:
         """An event behind all work that has been handed over."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
@@ -82,9 +86,9 @@ class StreamClock:
         return round(milliseconds * 1e6)
 
 
-def _clock(is_cuda: bool) -> DeviceClock:
-    if is_cuda:
-        return StreamClock()
+def _clock(device: torch.device) -> DeviceClock:
+    if device.type == "cuda":
+        return StreamClock(device)
     return ThreadClock() if torch.get_num_threads() == 1 else WallClock()
 
 
@@ -94,7 +98,7 @@ class ModelDevice:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_cuda = device.type == "cuda"
-        self.clock = _clock(self.is_cuda)
+        self.clock = _clock(device)
         self.random_devices: Sequence[torch.device] = [device] if self.is_cuda else []
         """What `torch.random.fork_rng` must keep beside the processor's generator."""
 

@@ -8,7 +8,7 @@ the gradients may run beside what the rank does next.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeplan.host_copy import thread_of_caller
 from pipeplan.pinned import PinnedPool
 from pipeplan.plan import Plan, Stage
 
@@ -35,7 +36,7 @@ class HostQueue:
     """
 
     def __init__(self) -> None:
-        self._fetching, self._updating = _thread("fetch"), _thread("update")
+        self._fetching, self._updating = thread_of_caller("fetch"), thread_of_caller("update")
 
     def fetch(self, work: Callable[[], None]) -> None:
         """Do `work` at once, whatever was begun; returns when it is done."""
@@ -44,16 +45,6 @@ class HostQueue:
     def begin(self, work: Callable[[], None]) -> Future[None]:
         """Do `work` behind what was begun before."""
         return self._updating.submit(work)
-
-
-def _thread(what: str) -> ThreadPoolExecutor:
-    """One that computes with as many threads as the caller does."""
-    return ThreadPoolExecutor(
-        1,
-        thread_name_prefix=f"pipeplan-{what}",
-        initializer=torch.set_num_threads,
-        initargs=(torch.get_num_threads(),),
-    )
 
 
 class HostUpdate:

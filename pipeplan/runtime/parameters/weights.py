@@ -46,7 +46,7 @@ class Weights(ParameterSlots):
         """Takes the parameters over, zero steps done.
 
         Args:
-            layers: per layer where each of its parameters is used (`places_of`).
+            layers: per layer where each of its parameters is used (`tied_parameters`).
             optimizing: how they are optimized; asked once, and again by `restore`.
             versions: 1 (flush) or 2 (2bw).
             microbatches: gradients are divided by it before each update.

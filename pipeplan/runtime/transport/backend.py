@@ -189,14 +189,21 @@ def device_of(split: SplitModel) -> torch.device:
     return torch.device(split.device)
 
 
-def check_current(device: torch.device) -> None:
+def check_current(device: torch.device, where: str, step: str) -> None:
     """Refuse a model on another GPU than the current one, on which streams and waits would be.
+
+    Args:
+        device: of the model.
+        where: who was given it.
+        step: what to do, behind its first words.
 
     Raises:
         InputError: if it is.
     """
-    if device.type == "cuda" and device.index != (current := torch.cuda.current_device()):
+    if device.type != "cuda" or device.index is None:  # without a number it is the current one
+        return
+    if device.index != (current := torch.cuda.current_device()):
         raise InputError(
-            f"pipeline: model: got it on {device}, need it on cuda:{current}, the current GPU of"
-            f" this process. Call torch.cuda.set_device({device.index}) before making the model."
+            f"{where}: model: got it on {device}, need it on cuda:{current}, the current GPU of"
+            f" this process. {step}"
         )

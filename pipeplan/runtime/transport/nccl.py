@@ -30,7 +30,7 @@ from pipeplan.runtime.transport.pair_communicator import (
     nccl,
 )
 from pipeplan.runtime.transport.peer_monitor import PeerMonitor
-from pipeplan.runtime.transport.rank_grid import RankGrid
+from pipeplan.runtime.transport.rank_grid import RankGrid, leaving
 
 
 def on_gpu(tensor: Tensor) -> bool:
@@ -127,9 +127,10 @@ class NcclTransport(GlooTransport):
 
     def close(self) -> None:
         """As `RankGrid.leave`, the channels first: no end goes while the other still computes."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        dist.barrier(self._group)
+        with leaving(self.rank, self.abandon):
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            dist.barrier(self._group)
         if self._monitor:
             self._monitor.close()
         for communicator in dict.fromkeys(self._communicators.values()):

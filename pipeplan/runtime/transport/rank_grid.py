@@ -7,8 +7,8 @@ run, where rank = replica * P + GPU.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -112,15 +112,8 @@ class RankGrid:
         Raises:
             RankError: if another rank is gone; then this one leaves alone.
         """
-        try:
+        with leaving(self.place[1], self.abandon):
             dist.barrier(self.group)
-        except BaseException as error:
-            self.abandon()
-            if not isinstance(error, RuntimeError):
-                raise
-            raise RankError(
-                f"rank {self.place[1]}: another rank was gone when all were to leave: {error}"
-            ) from error
         self.channels.close()
         dist.destroy_process_group(None if self.owned else self.group)
 
@@ -134,6 +127,24 @@ class RankGrid:
             connection.sever()
         with suppress(AssertionError, ValueError):  # destroyed before, by whoever else used it
             dist.destroy_process_group(None if self.owned else self.group)
+
+
+@contextmanager
+def leaving(rank: int, abandon: Callable[[], None]) -> Iterator[None]:
+    """Around waits for all others before this rank leaves; if one of them is gone, it abandons.
+
+    Raises:
+        RankError: if another rank is gone.
+    """
+    try:
+        yield
+    except BaseException as error:
+        abandon()
+        if not isinstance(error, RuntimeError):
+            raise
+        raise RankError(
+            f"rank {rank}: another rank was gone when all were to leave: {error}"
+        ) from error
 
 
 def check_mesh(mesh: DeviceMesh, gpus: int) -> None:

@@ -69,7 +69,7 @@ def test_a_pipeline_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is built; its connections are closed."""
     cuda(monkeypatch, free=600, total=1000, held=300)
     monkeypatch.setattr(pipeline, "device_of", lambda _: CUDA)
-    monkeypatch.setattr(pipeline, "check_current", lambda _: None)
+    monkeypatch.setattr(pipeline, "check_current", lambda *_: None)
     monkeypatch.setattr(pipeline, "Session", pytest.fail)
     left: list[int] = []
     transport = SimpleNamespace(rank=0, size=1, abandon=lambda: left.append(1))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
+from pipeplan.errors import RankError
 from pipeplan.plan import Plan
 from pipeplan.runtime.parameters.tied_parameters import find_ties, tags_of, untie
 from pipeplan.runtime.startup.communicators import communicators
@@ -269,3 +270,19 @@ def test_channels_of_one_rank() -> None:
     )
     pairs = {(each.source, each.target) for each in communicators(stages, TOY.boundaries, 1, 3)}
     assert pairs == {(0, 1), (1, 0), (1, 2), (2, 1)}
+
+
+def test_a_lost_rank_is_told_where_channels_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others hear of it, and it is an error of ranks, not of torch."""
+
+    def lost(_: object) -> None:
+        raise RuntimeError("connection reset")
+
+    monkeypatch.setattr(dist, "barrier", lost)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda _: None)
+    told: list[Any] = []
+    transport, _ = opened(0, [CommunicatorSpec(0, 1, (0,))], told)
+    told.clear()
+    with pytest.raises(RankError, match=r"rank 0: another rank was gone .*: connection reset"):
+        transport.close()
+    assert told == ["rank 0 of all has failed"]

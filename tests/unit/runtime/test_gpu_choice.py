@@ -13,13 +13,17 @@ from pipeplan.runtime.transport.backend import check_current
 from tests import launch_task
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0"])
 def test_the_current_gpu_and_the_processor_are_accepted(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing to say."""
+    """Nothing to say; a GPU with another number than that of this process is refused."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    check_current(torch.device(device))
+    check_current(torch.device(device), "task", "Say `cuda`.")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    if device == "cuda:0":
+        with pytest.raises(InputError, match=r"task: model: got it on cuda:0, .*Say `cuda`\."):
+            check_current(torch.device(device), "task", "Say `cuda`.")
 
 
 def test_a_model_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
