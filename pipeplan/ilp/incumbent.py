@@ -118,6 +118,10 @@ class Incumbent:
         """The bound that the gap uses, in ns per micro-batch."""
         return self.bounds.get(self.gap_bound, Fraction(0))
 
+    def lowest_period(self, k: int = 1) -> int:
+        """The shortest period of k micro-batches in whole ns that is not refuted."""
+        return max(1, ceil(self.bounds["any"] * k))
+
     @property
     def gap(self) -> float | None:
         """(period per micro-batch - bound) / bound; None without a plan or a bound."""

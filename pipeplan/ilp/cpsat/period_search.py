@@ -140,7 +140,7 @@ def solve_and_repair(
 ) -> PeriodResult:
     """Solve at one period and offer what is found, making room where exact bytes do not fit."""
     budgets = instance.costs.budgets
-    lowest = max(1, int(-(-state.bounds["any"] * instance.k // 1)))
+    lowest = state.lowest_period(instance.k)
     for repair in range(1 + REPAIRS):
         result = solve_at(instance, period, budgets, state.options, seconds, lowest)
         if result.status is not Status.FEASIBLE:

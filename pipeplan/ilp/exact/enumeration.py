@@ -174,7 +174,7 @@ class BestFirstEnumeration:
     def _shorter(self, node: Node, schedule: Schedule) -> bool:
         """Whether a schedule of orders, made as short as they allow, is the best now."""
         state, high = node.state, self._high
-        lowest = max(1, ceil(self.state.bounds["any"]))
+        lowest = state.lowest_period()
         fused = fuse(schedule, instant_ops(state.costs, schedule.stages))
         made = [schedule] if fused is None else [fused, schedule]
         made = [minimize_period_for_order(state.costs, each, lowest) for each in made]
@@ -189,7 +189,7 @@ class BestFirstEnumeration:
         """Whether each allocation has a schedule of at most the longest period asked for."""
         instances = [node.instance(self.k) for node in batch]
         asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
-        lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
+        lowest = self.state.lowest_period(self.k)
         limit = FIRST_S * LONGER ** (self._turn // len(SEARCH_SUBSOLVERS))
         limit = min(limit, max(0.1, end - self.state.elapsed))
         high = self._high

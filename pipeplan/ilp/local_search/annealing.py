@@ -186,7 +186,7 @@ class SimulatedAnnealing:
 
         The shortest that fits is what the next target is measured by.
         """
-        lowest = max(1, int(-(-self.state.bounds["any"] * schedule.k // 1)))
+        lowest = self.state.lowest_period(schedule.k)
         fits = False
         for each in (schedule, minimize_period_for_order(costs, schedule, lowest)):
             if self._offer(costs, each):

@@ -181,7 +181,7 @@ class BalanceAndSchedule:
 
     def _offer(self, placed: ScheduledAllocation) -> bool:
         """Whether the schedule fits; also as short as its orders allow."""
-        lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
+        lowest = self.state.lowest_period()
         early = minimize_period_for_order(placed.costs, placed.schedule, lowest)
         return any([self._take(placed, each) for each in (placed.schedule, early)])
 

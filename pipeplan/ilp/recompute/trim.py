@@ -64,7 +64,7 @@ def _with(joint: JointIncumbent, run: Run, instead: Runs) -> SearchResult:
         Stage(id=number, layers=(first, last), gpu=gpu)
         for number, (first, last, gpu) in enumerate(placed)
     )
-    lowest = max(1, int(whole.bounds["any"] * schedule.k))
+    lowest = whole.lowest_period(schedule.k)
     inner = Incumbent(costs, whole.options, joint.on_report)
     inner.phase = best.state.phase
     inner.offer(
