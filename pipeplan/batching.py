@@ -8,9 +8,18 @@ loads them: replicas have different numbers, and a resumed run goes on with the 
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, Protocol
+from contextlib import contextmanager
+from ctypes import c_bool
+from functools import lru_cache, partial
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawValue
+from multiprocessing.util import Finalize
+from typing import Any, Protocol, Self
 
 import torch
 from torch.utils.data import (
@@ -149,15 +158,81 @@ class Batches:
         """
         if not self._workers:
             return None
+        return _Ahead(self._by_number, numbers, self._workers, self._prefetch)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""By which people and launchers stop a rank: it saves, and may need its workers until then."""
+
+
+class _Ahead:
+    """What workers load ahead; they outlast signals, which launchers send to the whole group.
+
+    They end with their rank, however it ends, and when this is given up.
+    """
+
+    def __init__(
+        self, by_number: _ByNumber, numbers: Iterator[int], workers: int, prefetch: int
+    ) -> None:
+        """Starts the workers; the rest as `Batches` has it."""
+        over = RawValue(c_bool, False)
         loader = DataLoader(
-            self._by_number,
+            by_number,
             batch_size=None,
             sampler=numbers,
-            num_workers=self._workers,
-            prefetch_factor=self._prefetch,
+            num_workers=workers,
+            prefetch_factor=prefetch,
             generator=torch.Generator(),  # or it would draw from the one that layers draw from
+            worker_init_fn=partial(_outlast_signals, over),
         )
-        return iter(loader)
+        with _held_back():
+            self._coming: Iterator[Any] = iter(loader)
+        # From here on workers obey torch, and Python at its end, which terminate late ones. One of
+        # Python's own finalizers: they alone are sure to come before the latter.
+        Finalize(self, _set, (over,), exitpriority=0)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._coming)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals wait: they would end a worker that has begun and does not handle them yet."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outlast_signals(over: c_bool, _: int) -> None:
+    """In a worker: heed signals no more until it is `over`, but end with the rank.
+
+    They get a handler, and are not ignored: what a data set starts would ignore them, too. Torch's
+    own watch on the rank sees nothing where a server forks the workers.
+    """
+
+    def heed(*_: object) -> None:
+        if over.value:
+            os._exit(0)
+
+    def end_with(rank: BaseProcess) -> None:
+        rank.join()
+        os._exit(0)
+
+    signal.set_wakeup_fd(-1)  # the rank's: it would take a worker's signals for its own
+    for number in _SIGNALS:
+        signal.signal(number, heed)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if rank := multiprocessing.parent_process():
+        threading.Thread(target=end_with, args=(rank,), daemon=True).start()
+
+
+def _set(flag: c_bool) -> None:
+    flag.value = True
 
 
 class _ByNumber(torch.utils.data.Dataset[Any]):

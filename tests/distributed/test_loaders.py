@@ -1,15 +1,18 @@
-"""A `DataLoader` with workers feeds ranks that update without a drain."""
+"""A `DataLoader` with workers feeds ranks that update without a drain, also while they stop."""
 
 from __future__ import annotations
 
 import functools
 import json
+import signal
+import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests import launch_task, loader_task
-from tests.distributed import launches
+from tests import case_scripts, launch_task, loader_task, preloaded
+from tests.distributed import launches, worker_cases
 
 
 def test_workers_feed_2bw_that_is_killed_and_goes_on(tmp_path: Path) -> None:
@@ -37,3 +40,34 @@ def test_workers_feed_2bw_that_is_killed_and_goes_on(tmp_path: Path) -> None:
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     means = [sum(alone.losses[s * m : (s + 1) * m]) / m for s in range(launches.STEPS)]
     assert [line["loss"] for line in lines] == means
+
+
+WORKER_CASES = Path(worker_cases.__file__)
+
+
+def test_workers_outlast_a_signal_to_their_group() -> None:
+    """Torchrun forwards SIGTERM to the whole group of a rank, which then loads on and saves."""
+    told = case_scripts.printed(WORKER_CASES, "goes-on", "fork")
+    assert told == [f"{worker_cases.COUNT} {worker_cases.WORKERS}"]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the workers in /proc")
+@pytest.mark.parametrize("starts", ["fork", "forkserver"])
+def test_workers_end_with_a_rank_that_is_killed(starts: str) -> None:
+    """Though they heed no signal: nobody is there to end them."""
+    done = preloaded.run(WORKER_CASES, "is-killed", starts)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    workers = [Path("/proc", pid) for pid in done.stdout.split()]
+    assert len(workers) == worker_cases.WORKERS
+    deadline = time.monotonic() + 60
+    while any(_runs(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _runs(process: Path) -> bool:
+    """Whether it is there, and not only its exit code."""
+    try:
+        return ") Z " not in (process / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

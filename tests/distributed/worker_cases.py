@@ -1,0 +1,49 @@
+"""A process with workers that load ahead, whose group gets the signals that stop a rank.
+
+`python worker_cases.py goes-on fork` prints how many micro-batches came behind them; `is-killed`
+prints the process ids of its workers and kills itself. Workers are forked, or start otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+from typing import Any
+
+from pipeplan.batching import batches
+from tests import loader_task
+
+WORKERS, COUNT = 2, 20
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def main(does: str, starts: str) -> int:
+    """Signals its own group, as a launcher does; the rank has handlers of its own."""
+    multiprocessing.set_start_method(starts, force=True)
+    noted: list[int] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: noted.append(number))
+    data = batches(loader_task.loader(WORKERS))
+    coming = data.ahead(itertools.count())
+    assert coming is not None
+    for number in SIGNALS:  # also while workers begin, and again while they load
+        os.killpg(0, number)
+    found: list[Any] = [next(coming)]
+    for number in SIGNALS:
+        os.killpg(0, number)
+    found += itertools.islice(coming, COUNT - 1)
+    assert sorted({*noted}) == sorted(SIGNALS)
+    assert all((rows[0] == data(number)[0]).all() for number, rows in enumerate(found))
+    pids = [process.pid for process in multiprocessing.active_children()]
+    if does == "is-killed":
+        print(*pids, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(len(found), len(pids), flush=True)
+    return 0  # with `coming` alive: Python's end ends the workers
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
