@@ -33,7 +33,7 @@ from pipeplan.program import Pattern
 from pipeplan.repeat import check_data
 from pipeplan.report.memory import memory_of_run
 from pipeplan.runtime.arguments import SavedProgress, check_ranks, numbers_of, whole
-from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.checkpoint import completeness, named_state, storage
 from pipeplan.runtime.data.batches import Inputs
 from pipeplan.runtime.interfaces import LossRecord
 from pipeplan.runtime.job import SessionOptions, TrainingJob
@@ -330,6 +330,7 @@ class Pipeline:
         told = SavedProgress.of(state)
         step = told.step
         drawn = step * self.plan.microbatches if told.drawn is None else told.drawn
+        completeness.check_taken(state, self._split, "state_dict")
         named_state.put(self._session.worker, step, state, told.scales, told.good_steps)
         self._session.go_on(step, drawn)
 

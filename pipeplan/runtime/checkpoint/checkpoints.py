@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeplan.errors import InputError
 from pipeplan.runtime.build import Worker
-from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.checkpoint import completeness, metadata, named_state, storage
 from pipeplan.runtime.checkpoint.writer import CheckpointWriter
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.startup.shared_directory import check_shared
@@ -114,6 +114,8 @@ class Checkpoints:
         Raises:
             InputError: if it lacks something the stages need, or cannot be read.
         """
+        known = metadata.read(path).state_dict_metadata
+        completeness.check_taken(known, self._job.split, str(path))
         named_state.load(path, meta.step, self._worker)
 
     def _writer_of(self, out: Path) -> CheckpointWriter:

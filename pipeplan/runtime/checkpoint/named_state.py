@@ -2,7 +2,8 @@
 
 Keys: `model.NAME` (newest weights and buffers), `previous.NAME` (2bw: the version before),
 `master.NAME` (of the newest weights, in 32 bits), `optimizer.NAME.FIELD`, `group.NAME.FIELD` (what
-steps of an optimizer have written into the group of a parameter). Their files: `storage`.
+steps of an optimizer have written into the group of a parameter). Their files: `storage`; what
+becomes of nested fields there: `nesting`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from pipeplan.errors import InputError
+from pipeplan.nested import mapped
 from pipeplan.runtime.build import Worker
+from pipeplan.runtime.checkpoint import completeness, nesting
 from pipeplan.runtime.checkpoint.storage import CheckpointReader, read_meta
-from pipeplan.runtime.parameters.optimizer_factory import kept_fields
 from pipeplan.runtime.parameters.weights import Weights
 from pipeplan.runtime.stages.stage import StageRunner
 
@@ -30,6 +32,9 @@ def state_of(stages: Iterable[StageRunner]) -> dict[str, Any]:
     """What a rank with these `stages` adds to a checkpoint; not copied.
 
     Call it with an empty pipeline.
+
+    Raises:
+        InputError: if an optimizer has a field without a name that keys can have.
     """
     state: dict[str, Any] = {}
     for stage in stages:
@@ -50,7 +55,7 @@ def load(path: Path, step: int, worker: Worker) -> None:
     for stage in worker.stages.values():
         if step:
             known = reading.metadata.state_dict_metadata.keys()
-            _check_optimizer(stage, known, str(path), skips=worker.scaler is not None)
+            completeness.check_optimizer(stage, known, str(path), skips=worker.scaler is not None)
         _load_stage(reading, step, stage)
 
 
@@ -66,11 +71,17 @@ def put(
     Raises:
         InputError: if it lacks something the stages need.
     """
-    known = {key: _kind(value) for key, value in state.items() if isinstance(value, Tensor)}
+    known = {
+        key: completeness.kind_of(value)
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
     for stage in worker.stages.values():
-        _check(stage, _weights(stage), known, "state_dict")
+        completeness.check_weights(stage, _weights(stage), known, "state_dict")
         if step:
-            _check_optimizer(stage, state.keys(), "state_dict", skips=worker.scaler is not None)
+            completeness.check_optimizer(
+                stage, state.keys(), "state_dict", skips=worker.scaler is not None
+            )
     _restore_scaler(worker, step, scales, good_steps, "state_dict")
     for stage in worker.stages.values():
         wanted = _begin(stage, step)
@@ -79,7 +90,10 @@ def put(
                 tensor.copy_(state[key])
         for unit in stage.units:
             unit.take_newest()
-            kept = {key: _copy(state[key]) for key in _optimizer_keys(state.keys(), stage, unit)}
+            kept = {
+                key: nesting.copied(state[key])
+                for key in _optimizer_keys(state.keys(), stage, unit)
+            }
             _restore_optimizer(stage, unit, kept)
 
 
@@ -99,60 +113,6 @@ def _begin(stage: StageRunner, step: int) -> dict[str, Tensor]:
     return _weights(stage)
 
 
-_MASTER = "master."
-_Kind = tuple[tuple[int, ...], torch.dtype]
-"""What a stored tensor must have in common with the one that takes it."""
-
-
-def _kind(tensor: Tensor) -> _Kind:
-    return tuple(tensor.shape), tensor.dtype
-
-
-def _check(
-    stage: StageRunner, wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str
-) -> None:
-    """Refuse a state that lacks something, or whose numbers would be spread, rounded or left."""
-    masters = {f"{_MASTER}{name}" for name in stage.names.values()}
-    if left := sorted(masters.intersection(known) - wanted.keys()):
-        raise InputError(
-            f"{where}: has {left[0]!r}, need a state without: the task has no master weights, of"
-            " which its optimizer's state is. Give Task(master_weights=True)."
-        )
-    missing = sorted(wanted.keys() - known)
-    if missing:
-        raise InputError(
-            f"{where}: has no {missing[0]!r}: it was made by another task or semantics"
-        )
-    for key, tensor in wanted.items():
-        (shape, dtype), (need, need_dtype) = known[key], _kind(tensor)
-        if (shape, dtype) != (need, need_dtype):
-            raise InputError(
-                f"{where}: {key}: got shape {list(shape)} {dtype}, need {list(need)} {need_dtype}:"
-                " it was made by another task"
-            )
-
-
-def _check_optimizer(stage: StageRunner, known: Iterable[str], where: str, *, skips: bool) -> None:
-    """Refuse a state that lacks what the optimizers would silently begin anew, or miss.
-
-    A parameter that no gradient has reached yet has no field at all, while others have such
-    fields. Where loss scaling `skips` steps, that may be so of all of them.
-    """
-    stored = set(known)
-    names = {key.rpartition(".")[2] for key in stored if key.startswith("optimizer.")}
-    for unit in stage.units:
-        for parameter, optimizer, fields in kept_fields(unit.optimizers):
-            prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
-            missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
-            none_yet = len(missing) == len(fields) and (skips or fields <= names)
-            if missing and not none_yet:
-                raise InputError(
-                    f"{where}: has no '{prefix}.{missing[0]}', which"
-                    f" {type(optimizer).__name__} keeps: it was made with another optimizer,"
-                    " or not all of its parts were merged"
-                )
-
-
 def _load_stage(reading: CheckpointReader, step: int, stage: StageRunner) -> None:
     """Stage by stage: two of them may hold copies of one parameter under one name."""
     known = reading.metadata.state_dict_metadata
@@ -162,14 +122,15 @@ def _load_stage(reading: CheckpointReader, step: int, stage: StageRunner) -> Non
         if isinstance(stored, TensorStorageMetadata)
     }
     state: dict[str, Any] = _begin(stage, step)
-    _check(stage, state, kinds, str(reading.path))
+    completeness.check_weights(stage, state, kinds, str(reading.path))
     for unit in stage.units:
         keys = _optimizer_keys(known, stage, unit)
         optimizer = {key: reading.blank(key) for key in keys}
         state |= optimizer
         reading.fill(state)
         unit.take_newest()
-        _restore_optimizer(stage, unit, {key: state[key] for key in keys})
+        kept = nesting.nested({key: state[key] for key in keys}, str(reading.path))
+        _restore_optimizer(stage, unit, kept)
 
 
 def export_weights(
@@ -214,7 +175,7 @@ def _weights(stage: StageRunner) -> dict[str, Tensor]:
         for parameter, value in zip(unit.parameters, unit.previous(), strict=False)
     }
     masters = {
-        f"{_MASTER}{stage.names[parameter]}": master.detach()
+        f"{completeness.MASTER}{stage.names[parameter]}": master.detach()
         for unit in stage.units
         for parameter, master in unit.masters().items()
     }
@@ -223,13 +184,13 @@ def _weights(stage: StageRunner) -> dict[str, Tensor]:
 
 def _optimizer(stage: StageRunner) -> dict[str, Any]:
     own = {
-        f"optimizer.{stage.names[unit.weight_of(parameter)]}.{field}": value
+        f"optimizer.{stage.names[unit.weight_of(parameter)]}.{_named(field)}": value
         for unit in stage.units
         for parameter, optimizer in unit.optimizers.parameters()
         for field, value in optimizer.state.get(parameter, {}).items()
     }
     of_groups = {
-        f"group.{stage.names[unit.weight_of(parameter)]}.{field}": value
+        f"group.{stage.names[unit.weight_of(parameter)]}.{_named(field)}": value
         for unit in stage.units
         for parameter, fields in unit.optimizers.entries()
         for field, value in fields.items()
@@ -237,9 +198,24 @@ def _optimizer(stage: StageRunner) -> dict[str, Any]:
     return own | of_groups
 
 
+def _named(field: object) -> str:
+    """The name of a field, which ends a key.
+
+    Raises:
+        InputError: if it could not be told from the rest of the key.
+    """
+    if not isinstance(field, str) or "." in field or "/" in field:
+        raise InputError(
+            f"checkpoint: an optimizer keeps {field!r} of a parameter, need fields with names that"
+            " have neither dots nor slashes: a state is keyed by parameter and field. Let the"
+            " optimizer call it otherwise."
+        )
+    return field
+
+
 def _optimizer_keys(known: Iterable[str], stage: StageRunner, unit: Weights) -> list[str]:
     names = [stage.names[parameter] for parameter in unit.parameters]
-    wanted = {f"{kind}.{name}" for kind in ("optimizer", "group") for name in names}
+    wanted = {f"{kind}.{name}" for kind in completeness.OF_OPTIMIZERS for name in names}
     return [key for key in known if key.rpartition(".")[0] in wanted]
 
 
@@ -277,10 +253,6 @@ def _steps_on_device(optimizer: Optimizer) -> set[Tensor]:
 
 def _beside(parameter: Tensor, key: str, value: Any, *, moves: bool) -> Any:
     """Optimizer state lies with its parameter; of steps the number only if it `moves`."""
-    if not isinstance(value, Tensor) or (key.endswith(".step") and not moves):
+    if key.endswith(".step") and not moves:
         return value
-    return value.to(parameter.device)
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    return mapped(lambda tensor: tensor.to(parameter.device), value)

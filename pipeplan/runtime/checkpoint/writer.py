@@ -9,6 +9,7 @@ by `finish`; at most one checkpoint is under way.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.utils._pytree import tree_iter, tree_map
 
 from pipeplan.errors import RankError
 from pipeplan.pinned import PinnedPool
-from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.checkpoint import named_state, nesting, storage
 from pipeplan.runtime.stages.stage import StageRunner
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 
@@ -73,12 +75,13 @@ class CheckpointWriter:
             spared: a checkpoint that stays, however old it is.
 
         Raises:
+            InputError: if an optimizer keeps something that could not be read again.
             RankError: if this or an earlier checkpoint could not be written.
         """
         self.finish()
         if not self._writes:
             return
-        state = named_state.state_of(stages)
+        state = nesting.flat(named_state.state_of(stages))
         if not self._background:
             self._write(path, meta, lambda: state, spared)
             self.finish()
@@ -156,8 +159,9 @@ class HostCopies:
         Returns:
             What waits for the copies and gives them; to be kept until then.
         """
-        copied = {key: self._copy(value) for key, value in state.items()}
-        devices = {v.device for v in state.values() if isinstance(v, Tensor) and v.is_cuda}
+        copied = {key: tree_map(self._copy, value) for key, value in state.items()}
+        leaves = tree_iter(dict(state))
+        devices = {each.device for each in leaves if isinstance(each, Tensor) and each.is_cuda}
         there = [torch.cuda.current_stream(device).record_event() for device in devices]
 
         def arrived() -> dict[str, Any]:
@@ -169,7 +173,7 @@ class HostCopies:
 
     def _copy(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
-            return value
+            return copy.deepcopy(value)  # an object that steps may change
         if not self._leaves(value):
             return value.clone()
         return self._pool.empty_like(value).copy_(value.detach(), non_blocking=True)
