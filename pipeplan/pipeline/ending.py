@@ -20,6 +20,8 @@ class Ending:
         """Set once there is one."""
         self.torn = False
         """Whether a run or an evaluation ended in its middle."""
+        self.left = False
+        """Whether `close` was called."""
 
     def check_whole(self) -> None:
         """Refuse to go on where gradients are half added and stages are at different steps.
@@ -63,6 +65,7 @@ class Ending:
         self._close_threads()
         if self._own:
             self._own.abandon()
+            self._own = None
 
     def check_finite(self) -> None:
         """Leave together with the other ranks if anything is not finite: all of them know it.
@@ -83,6 +86,7 @@ class Ending:
 
     def close(self) -> None:
         """Leave the ranks; those that a failure parted do not wait for each other."""
+        self.left = True
         self._close_threads()
         if self.torn:
             self.abandon()

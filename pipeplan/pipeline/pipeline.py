@@ -384,8 +384,10 @@ class Pipeline:
     def close(self) -> None:
         """Give the modules their parameters back, newest weights inside, and leave the ranks.
 
-        Ranks that a failure parted do not wait for each other.
+        Ranks that a failure parted do not wait for each other. A second call does nothing.
         """
+        if self._ending.left:
+            return
         self._session.close_threads()
         for stage in self._session.worker.stages.values():
             for slots in stage.slots:

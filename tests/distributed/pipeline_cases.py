@@ -86,6 +86,7 @@ def trained(
         assert pipeline.state_dict()["drawn"] == STEPS * REPLICAS * M
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, ((replica, gpu), losses, state))
+    pipeline.close()  # again, which does nothing
     expected = expected_of(make, semantics)
     first = {key: value for (r, _), _, part in told if r == 0 for key, value in part.items()}
     heard = next(losses for (r, _), losses, _ in told if r == 0 and losses)
