@@ -90,7 +90,7 @@ class Pipeline:
             allow_nonfinite: train on where a loss, or a norm to clip, is not finite, and save such
                 weights; else `step`, `run` and `save` fail there on all ranks.
             sample_memory: count the bytes of a step now and then, for `memory`.
-            transport: between the ranks of one replica, instead of the three before.
+            transport: between the ranks of one replica, instead of replicas, mesh and backend.
             options: further fields of `Task`, such as `clip_norm` or `scheduler`.
 
         Raises:
@@ -98,7 +98,7 @@ class Pipeline:
             InvalidPlanError: if the plan breaks a rule.
         """
         patience = parse_wait_ns(timeout, "pipeline: timeout")
-        check_ranks(seed, replicas, mesh, backend)
+        check_ranks(seed, replicas, mesh, backend, transport)
         self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
         verifier.check(self.plan)
         self._pattern: Pattern = lowering.lower(self.plan)
@@ -208,7 +208,7 @@ class Pipeline:
             InputError: if the batch does not divide into the plan's micro-batches.
         """
         if inputs is not None or target is not None:
-            batch = self._session.source.batch(inputs, target, self.plan.microbatches)
+            batch = self._session.source.batch("step", inputs, target, self.plan.microbatches)
             self._session.source.give(self.steps, batch)
         try:
             losses = self.run(1)
@@ -263,16 +263,22 @@ class Pipeline:
             numbers: instead of both, numbers of micro-batches of the task's data.
 
         Raises:
-            InputError: if nothing is given, the batch does not divide into micro-batches, or the
-                model has other modules or parameters than before.
+            InputError: if nothing is given, or a batch and numbers, the batch does not divide into
+                micro-batches, or the model has other modules or parameters than before.
         """
         self._as_made.check_parts("evaluate")
         session = self._session
         if counted := numbers_of(numbers):
+            if inputs is not None or target is not None:
+                raise InputError(
+                    f"evaluate: got {'a target' if inputs is None else 'inputs'} and"
+                    f" {len(counted)} numbers, need a batch or numbers of micro-batches of the"
+                    " task's data. Call evaluate once for each."
+                )
             with self._whole():
                 losses = session.evaluate_numbers(counted)
         else:
-            batch = session.source.batch(inputs, target, None)
+            batch = session.source.batch("evaluate", inputs, target, None)
             with self._whole():
                 losses = session.evaluate(batch, batch.count)
         return sum(losses.values()) / len(losses) if losses else None

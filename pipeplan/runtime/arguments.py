@@ -11,15 +11,23 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeplan.errors import InputError
 from pipeplan.runtime.transport.backend import Wanted
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import walked
 from pipeplan.units import shown
 
 
-def check_ranks(seed: int, replicas: int, mesh: DeviceMesh | None, backend: Wanted) -> None:
+def check_ranks(
+    seed: int,
+    replicas: int,
+    mesh: DeviceMesh | None,
+    backend: Wanted,
+    transport: Transport | None = None,
+) -> None:
     """Refuse what no ranks can be made of, before the model is split.
 
     Raises:
-        InputError: if a number is none or too small, or backend or mesh are something else.
+        InputError: if a number is none or too small, backend or mesh are something else, or there
+            is a transport beside what ranks would be made of.
     """
     whole("pipeline: seed", seed)
     whole("pipeline: replicas", replicas, least=1)
@@ -31,6 +39,14 @@ def check_ranks(seed: int, replicas: int, mesh: DeviceMesh | None, backend: Want
         raise InputError(
             f"pipeline: mesh: got a {type(mesh).__name__}, need a DeviceMesh of"
             " torch.distributed, or None for the ranks that torchrun started"
+        )
+    given = {"replicas": replicas != 1, "mesh": mesh is not None, "backend": backend != "auto"}
+    others = [name for name, is_given in given.items() if is_given]
+    if transport is not None and others:
+        raise InputError(
+            f"pipeline: transport: got a {type(transport).__name__} and {', '.join(others)},"
+            " need it alone: it is between the ranks of one replica and carries their messages."
+            " Leave one or the other out."
         )
 
 

@@ -7,17 +7,21 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from pipeplan import Pipeline
 from pipeplan.errors import InputError, RankError
+from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale, Task
 from tests import launch_task
 
 M = launch_task.MICROBATCHES
+OWN = "transport: got a LocalTransport and"
 INPUT, TARGET = torch.ones(M * 5, 6), torch.zeros(M * 5, dtype=torch.int64)
 
 
@@ -43,6 +47,12 @@ def pipeline(task: Task | None = None, **options: Any) -> Pipeline:
         ({"backend": "mpi"}, "backend: got 'mpi', need one of nccl, gloo, auto"),
         ({"backend": []}, "backend: got [], need one of nccl, gloo, auto"),
         ({"mesh": (1, 1)}, "mesh: got a tuple, need a DeviceMesh"),
+        ({"transport": LocalTransport(), "replicas": 2}, f"{OWN} replicas, need it alone"),
+        ({"transport": LocalTransport(), "backend": "gloo"}, f"{OWN} backend, need it alone"),
+        (
+            {"transport": LocalTransport(), "replicas": 2, "mesh": mock.Mock(spec=DeviceMesh)},
+            f"{OWN} replicas, mesh, need it alone",
+        ),
     ],
 )
 def test_arguments_that_make_no_ranks(options: dict[str, Any], message: str) -> None:
@@ -126,7 +136,14 @@ def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda p: p.step(INPUT, [TARGET]), "step: target: got [tensor], need tensor, whose"),
         (lambda p: p.step(INPUT, torch.tensor(1)), "step: target: got a tensor without"),
         (lambda p: p.step([INPUT, INPUT], TARGET), "inputs: got (tensor, tensor), need (tensor)"),
-        (lambda p: p.evaluate([1, 2], TARGET), "inputs: got (1, 2), need (tensor), whose"),
+        (lambda p: p.evaluate([1, 2], TARGET), "evaluate: inputs: got (1, 2), need (tensor)"),
+        (lambda p: p.evaluate(INPUT, [TARGET]), "evaluate: target: got [tensor], need tensor"),
+        (lambda p: p.evaluate(INPUT, torch.tensor(1)), "evaluate: target: got a tensor without"),
+        (lambda p: p.evaluate(), "evaluate: got neither inputs nor a target, need"),
+        (lambda p: p.evaluate(INPUT[:3], TARGET[:3]), "evaluate: got [3, 3] rows, need"),
+        (lambda p: p.evaluate(INPUT.double(), TARGET), "evaluate: got micro-batches [((5, 6)"),
+        (lambda p: p.evaluate(INPUT, numbers=[0]), "evaluate: got inputs and 1 numbers, need a"),
+        (lambda p: p.evaluate(target=TARGET, numbers=[0, 1]), "got a target and 2 numbers, need"),
         (lambda p: p.evaluate(numbers=3), "evaluate: numbers: got 3, need a list"),
         (lambda p: p.evaluate(numbers=["a"]), "evaluate: numbers: got 'a', need an integer"),
         (lambda p: p.evaluate(numbers=[0, -1]), "evaluate: numbers: got -1, need an integer"),
@@ -148,6 +165,15 @@ def test_a_wrong_call_leaves_the_pipeline_whole(
             call(made)
         assert message in str(caught.value)
         assert made.step(INPUT, TARGET) is not None
+
+
+@pytest.mark.parametrize("given", [{"inputs": INPUT}, {"target": TARGET}])
+def test_a_batch_that_lacks_its_half_is_refused_by_name(given: dict[str, Any]) -> None:
+    """Once this rank needs it."""
+    lacks = "target" if "inputs" in given else "inputs"
+    for name in ("step", "evaluate"):
+        with pipeline() as made, pytest.raises(InputError, match=f"{name}: got no {lacks}, which"):
+            getattr(made, name)(**given)
 
 
 @pytest.mark.parametrize(

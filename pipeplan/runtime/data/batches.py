@@ -55,23 +55,33 @@ class BatchFeed:
         """From here on the task's data, also for steps that a batch was given for."""
         self._batches = {}
 
-    def batch(self, inputs: Inputs | None, target: Any, microbatches: int | None) -> Batch:
+    def batch(
+        self, call: str, inputs: Inputs | None, target: Any, microbatches: int | None
+    ) -> Batch:
         """A batch of `microbatches` micro-batches; None takes as many as it has.
+
+        Args:
+            call: what was called with it, for errors.
+            inputs: of the model; None where this rank needs none.
+            target: of the loss; None where this rank needs none.
+            microbatches: how many it must have.
 
         Raises:
             InputError: if there is anything but tensors, the rows do not divide into them, or a
                 micro-batch has another shape than the plan was made for.
         """
-        arguments = None if inputs is None else ModelArguments.of(rows_in("step: inputs", inputs))
-        structure, wanted = Structure.of(rows_in("step: target", target))
+        arguments = (
+            None if inputs is None else ModelArguments.of(rows_in(f"{call}: inputs", inputs))
+        )
+        structure, wanted = Structure.of(rows_in(f"{call}: target", target))
         if arguments is not None:
-            _check("inputs", arguments.structure, self._split.arguments)
+            _check(call, "inputs", arguments.structure, self._split.arguments)
         if target is not None:
-            _check("target", structure, self._split.target)
+            _check(call, "target", structure, self._split.target)
         tensors = list(arguments.tensors) if arguments else []
         given = [*tensors, *wanted]
         if not given:
-            raise InputError("step: got neither inputs nor a target, need one of them")
+            raise InputError(f"{call}: got neither inputs nor a target, need one of them")
         specs, size = self._split.input_specs, self._split.microbatch_size
         sizes = [spec.shape[0] if spec.shape else 1 for spec in specs[: len(tensors)]]
         sizes += [size] * (len(given) - len(sizes))
@@ -79,7 +89,7 @@ class BatchFeed:
         count = rows[0] // max(1, sizes[0]) if microbatches is None else microbatches
         if rows[0] == 0 or rows != [count * each for each in sizes]:
             raise InputError(
-                f"step: got {rows} rows, need"
+                f"{call}: got {rows} rows, need"
                 f" {count or 1} micro-batches of {size}. Every micro-batch must have the"
                 " shape the plan was made for; leave out a last batch that is smaller."
             )
@@ -87,9 +97,11 @@ class BatchFeed:
         got = [(tuple(part[0].shape), str(part[0].dtype)) for part in parts]
         need = [(spec.shape, spec.dtype) for spec in specs]
         if tensors and got != need:
-            raise InputError(f"step: got micro-batches {got}, need {need}")
+            raise InputError(f"{call}: got micro-batches {got}, need {need}")
         targets = None if target is None else (structure, [_parts(each, count) for each in wanted])
-        return Batch(self._split, parts, targets, count, self._device, own_loss=self._own_loss)
+        return Batch(
+            call, self._split, parts, targets, count, self._device, own_loss=self._own_loss
+        )
 
     @contextmanager
     def replaced(self, feed: Feed) -> Iterator[None]:
@@ -129,6 +141,7 @@ class Batch:
 
     def __init__(
         self,
+        call: str,
         split: SplitModel,
         inputs: list[list[Tensor]],
         targets: tuple[Structure, list[list[Tensor]]] | None,
@@ -137,6 +150,7 @@ class Batch:
         *,
         own_loss: bool,
     ) -> None:
+        self._call = call
         self._device, self._own_loss = device, own_loss
         self._inputs = inputs
         self._targets = targets
@@ -154,7 +168,7 @@ class Batch:
     def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
         """See `Feed`; errors as for `input`."""
         if not self._inputs:
-            raise InputError("step: got no inputs, which this rank needs for its stages")
+            raise InputError(f"{self._call}: got no inputs, which this rank needs for its stages")
         return [self._moved(self._inputs[place][microbatch]) for place in places]
 
     def target(self, microbatch: int) -> Any:
@@ -166,7 +180,9 @@ class Batch:
         if self._own_loss:
             return None
         if self._targets is None:
-            raise InputError("step: got no target, which the rank of the last stage needs")
+            raise InputError(
+                f"{self._call}: got no target, which the rank of the last stage needs"
+            )
         structure, parts = self._targets
         return structure.filled([self._moved(rows[microbatch]) for rows in parts])
 
@@ -174,12 +190,12 @@ class Batch:
         return rows.to(self._device, copy=True)
 
 
-def _check(name: str, got: Structure, need: Structure | None) -> None:
+def _check(call: str, name: str, got: Structure, need: Structure | None) -> None:
     """Refuse what is nested in another way than the task's data are."""
     if need not in (None, got):
         is_call = name == "inputs"
         raise InputError(
-            f"step: {name}: got {text_of(got, is_call=is_call)}, need"
+            f"{call}: {name}: got {text_of(got, is_call=is_call)}, need"
             f" {text_of(need, is_call=is_call)}, whose tensors have a first dimension that counts"
             " the rows of all micro-batches"
         )
