@@ -124,6 +124,8 @@ class Pipeline:
             training = Training(self.plan, self._split, backend)
             own = transport = for_pipeline(training, replicas, mesh, patience, terms)
         self._ending = Ending(own)
+        self._own: set[Path] = set()
+        """Directories with checkpoints of this training."""
         self._allows, self._samples = allow_nonfinite, sample_memory
         try:
             self._begin(transport, mesh, seed, patience)
@@ -347,8 +349,8 @@ class Pipeline:
         under any plan of the same task, semantics and micro-batches.
 
         Raises:
-            InputError: if a run ended in its middle, this step is there already, or a transport of
-                the script's own carries messages.
+            InputError: if a run ended in its middle, this step is there already, or later ones of
+                another training, or a transport of the script's own carries messages.
             DisagreementError: if the ranks do not see one directory; on all ranks.
             RankError: if it could not be written, or a weight is not finite; on all ranks.
         """
@@ -363,7 +365,16 @@ class Pipeline:
                 f"pipeline: save {folder}: step {self.steps} is there already and nothing is ever"
                 " overwritten. Choose another directory, or train on."
             )
+        later = [] if folder.resolve() in self._own else storage.behind(folder, self.steps)
+        if later:
+            raise InputError(
+                f"pipeline: save {folder}: got {later[-1].name} there, which this pipeline neither"
+                f" wrote nor loaded, need no checkpoint behind step {self.steps}: load and"
+                " --resume would go on from that one. Choose another directory, or load this one"
+                " first."
+            )
         self._session.save(folder)
+        self._own.add(folder.resolve())
 
     def load(self, out: str | Path) -> None:
         """Go on from the newest complete checkpoint in the directory `out`; every rank calls it.
@@ -386,6 +397,7 @@ class Pipeline:
             )
         with self._whole():
             self._session.load(path, meta)
+        self._own.add(folder.resolve())
 
     def close(self) -> None:
         """Give the modules their parameters back, newest weights inside, and leave the ranks.

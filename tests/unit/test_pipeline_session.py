@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from dataclasses import replace
@@ -61,6 +62,32 @@ def test_a_saved_step_is_not_overwritten(tmp_path: Path) -> None:
         pipeline.run(1)
         pipeline.save(tmp_path)
     assert [path.name for path in storage.folders(tmp_path)] == ["step-00000001", "step-00000002"]
+
+
+def test_two_trainings_are_not_mixed_in_one_directory(tmp_path: Path) -> None:
+    """A shorter one would never be loaded; who has loaded the longer one may go back and save."""
+    plan = launch_task.plan(1, "flush")
+    with Pipeline(launch_task.task(0), plan) as pipeline:
+        pipeline.run(1)
+        early = copy.deepcopy(pipeline.state_dict())
+        pipeline.run(2)
+        pipeline.save(tmp_path)
+        pipeline.load_state_dict(early)
+        pipeline.save(tmp_path)
+    with Pipeline(launch_task.task(0), plan) as other:
+        other.run(2)
+        mixed = r"got step-00000003 there, .* behind step 2: load and"
+        with pytest.raises(InputError, match=mixed):
+            other.save(tmp_path)
+        other.save(tmp_path / "own")
+        other.run(2)
+        other.save(tmp_path)
+    assert storage.latest(tmp_path).name == "step-00000004"
+    with Pipeline(launch_task.task(0), plan) as later:
+        later.load(tmp_path)
+        later.load_state_dict(early)
+        later.run(1)
+        later.save(tmp_path)
 
 
 @pytest.mark.parametrize(

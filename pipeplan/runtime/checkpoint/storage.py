@@ -71,6 +71,12 @@ def folders(out: Path) -> list[Path]:
     return sorted((out / "checkpoint").glob("step-*"))
 
 
+def behind(out: Path, step: int) -> list[Path]:
+    """The complete checkpoints of later steps than `step` in `out`, oldest first."""
+    last = step_folder(out, step)
+    return [path for path in folders(out) if path > last and is_complete(path)]
+
+
 def latest(out: Path) -> Path:
     """The newest complete checkpoint in the output directory `out`.
 
