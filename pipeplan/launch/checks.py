@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -235,7 +236,10 @@ def _begun(options: LaunchOptions) -> _Begun:
     from pipeplan.runtime.checkpoint.storage import latest, passed_over, read_meta
 
     path = latest(options.resume)
-    return _Begun(path, read_meta(path), tuple(passed_over(options.resume, path)))
+    meta, remarks = read_meta(path), passed_over(options.resume, path)
+    if _lacks_results(options, meta):
+        remarks.append(f"all {meta.step} steps are done and saved: the results are written")
+    return _Begun(path, meta, tuple(remarks))
 
 
 def _check_resume(plan: Plan, options: LaunchOptions, meta: CheckpointMeta | None) -> None:
@@ -251,7 +255,7 @@ def _check_resume(plan: Plan, options: LaunchOptions, meta: CheckpointMeta | Non
     )
     for name, stored, wanted, step in pairs:
         _check_same(options, name, stored, wanted, step)
-    if meta.step >= options.steps:
+    if meta.step >= options.steps and not _lacks_results(options, meta):
         raise InputError(
             f"--resume {options.resume}: {meta.step} steps are done, and --steps {options.steps}"
             " is the total. Give a larger --steps."
@@ -274,6 +278,19 @@ def _check_counted(options: LaunchOptions, split: SplitModel) -> None:
             " is not: what compiled code takes is no operation's and would not be counted. Leave"
             " it out; on a GPU run.json has the allocator's own peak (allocated_bytes)."
         )
+
+
+def _lacks_results(options: LaunchOptions, meta: CheckpointMeta) -> bool:
+    """Whether all steps are done and saved, and the run ended before it had written the rest."""
+    out = options.out
+    if out is None or out != options.resume or meta.step != options.steps:
+        return False
+    try:
+        told = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    written = isinstance(told, dict) and told.get("complete") and told.get("steps") == meta.step
+    return not written or not (out / "model.pt").is_file()
 
 
 def _check_same(

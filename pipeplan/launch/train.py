@@ -233,7 +233,8 @@ class LaunchedRun:
                 )
                 _say(f"stopped after step {step}{lost}; go on with --resume {self.out}")
             else:
-                _say(f"saved: {self.out}\nnext: pipeplan report {self.out}")
+                trained = step > self.setup.first_step
+                _say(f"saved: {self.out}" + f"\nnext: pipeplan report {self.out}" * trained)
         self._leave()
 
     def _action_times(self) -> ActionTimes | None:

@@ -174,7 +174,7 @@ def test_a_dry_run_counts_replicas(plans: Path, capfd: pytest.CaptureFixture[str
         ({"microbatches": 7}, "", "micro-batches per step is 7"),
         ({"task_digest": "other"}, "", "task digest"),
         ({}, " --seed 4", "seed is 3"),
-        ({}, " --steps 5", "5 steps are done"),
+        ({}, " --steps 4", "5 steps are done, and --steps 4"),
     ],
 )
 def test_resume_refusals(

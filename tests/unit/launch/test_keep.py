@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from pipeplan.errors import RankError
 from pipeplan.launch import __main__ as launch
+from pipeplan.launch import ending, export
 from pipeplan.pinned import PinnedPool
+from pipeplan.plan import Semantics
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.checkpoint.writer import CheckpointWriter, HostCopies
 from pipeplan.runtime.transport.gloo import LocalTransport
@@ -73,6 +77,37 @@ def test_the_one_resumed_from_stays_until_there_is_a_newer_one(
     assert run(out, 3, "--resume", str(out), "--keep", "1") == 0
     assert seen == [[2], [2, 3]]
     assert steps(out) == [3]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_results_that_failed_are_written_by_a_resume(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    semantics: Semantics,
+) -> None:
+    """All steps are saved, model.pt is not: nothing is trained, and once is enough."""
+    (out.parent / "plan.json").write_text(launch_task.plan(1, semantics).to_json())
+    with monkeypatch.context() as context:
+        context.setattr(export.UserModel, "write", mock.Mock(side_effect=OSError("disk full")))
+        context.setattr(ending, "fail", mock.Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            run(out, 3, "--out", str(out))
+    assert not (out / "model.pt").exists()
+    told = (out / "metrics.jsonl").read_text()
+    capfd.readouterr()
+    assert run(out, 3, "--resume", str(out)) == 0
+    said = capfd.readouterr().err
+    assert "all 3 steps are done and saved: the results are written" in said
+    assert "next: pipeplan report" not in said, "nothing was measured"
+    state, expected = torch.load(out / "model.pt"), launch_task.trained(semantics, 3).weights
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+    written = json.loads((out / "run.json").read_text())
+    assert (written["steps"], written["first_step"], written["complete"]) == (3, 3, True)
+    assert (out / "metrics.jsonl").read_text() == told
+    assert run(out, 3, "--resume", str(out)) == 2
+    assert "3 steps are done, and --steps 3 is the total" in capfd.readouterr().err
+    assert run(out, 3, "--resume", str(out), "--out", str(out.parent / "other")) == 2
 
 
 def test_torn_and_damaged_ones_are_not_touched(out: Path) -> None:
