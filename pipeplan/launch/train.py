@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from functools import partial
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,11 +36,16 @@ _ADAM = (
 
 def run(setup: Setup, place: TorchrunEnv) -> int:
     """Train as `setup` says; returns the exit code, or ends the process if anything fails."""
+    with ExitStack() as listening:
+        return _run(setup, place, listening)
+
+
+def _run(setup: Setup, place: TorchrunEnv, listening: ExitStack) -> int:
     begun: LaunchedRun | None = None
     try:
         begun = LaunchedRun(setup, place)
         begun.announce()
-        done = begun.train()
+        done = begun.train(listening)
         if begun.session.wrong:
             begun.give_up()
         else:
@@ -147,24 +153,27 @@ class LaunchedRun:
         if self.out is None:
             _say("no --out: nothing of this run will be kept")
 
-    def train(self) -> int:
-        """All remaining steps, saved at the end and every --save-every; returns the steps done."""
+    def train(self, listening: ExitStack) -> int:
+        """All remaining steps, saved at the end and every --save-every; returns the steps done.
+
+        From the first one on the run is `listening` to signals: until it has written its results.
+        """
         options, session, stopped = self.setup.options, self.session, False
         self.validator.try_out()
         self.follower.start(self._started())
-        with self.stop.listening():
-            while session.steps < options.steps and not stopped:
-                end = self._next_pause()
-                self.progress.resume_clock()
-                session.train(end - session.steps)
-                session.agree(weights=True)
-                stopped = session.steps < end
-                if session.wrong:
-                    break
-                validated = None if stopped else self.validator.validated()
-                due = stopped or session.steps == options.steps or self._is_due(options.save_every)
-                if due or (validated and validated.best):
-                    self._save(validated)
+        listening.enter_context(self.stop.listening())
+        while session.steps < options.steps and not stopped:
+            end = self._next_pause()
+            self.progress.resume_clock()
+            session.train(end - session.steps)
+            session.agree(weights=True)
+            stopped = session.steps < end
+            if session.wrong:
+                break
+            validated = None if stopped else self.validator.validated()
+            due = stopped or session.steps == options.steps or self._is_due(options.save_every)
+            if due or (validated and validated.best):
+                self._save(validated)
         return session.steps
 
     def _is_due(self, every: int | None) -> bool:

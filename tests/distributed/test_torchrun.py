@@ -156,7 +156,8 @@ def test_a_killed_rank_then_a_signal(tmp_path: Path) -> None:
 
     When a rank dies, the other ends with a line that names its peer, and waits for nothing. With
     `--max-restarts` that costs the steps since the last save, and nothing else. SIGTERM to
-    torchrun: all ranks stop at one step, saved, equal to that many steps alone.
+    torchrun, which forwards it, and to the ranks, as from who ends a whole job: all ranks stop at
+    one step, saved, equal to that many steps alone.
     """
     out = tmp_path / "run"
     words = ("--steps", "1000000", "--save-every", "40", "--out", str(out))
@@ -170,7 +171,8 @@ def test_a_killed_rank_then_a_signal(tmp_path: Path) -> None:
     done = len((out / "metrics.jsonl").read_text().splitlines())
     told = (out / "rank0.error.txt").read_text()
     wait_for_steps(out, done + 3, process)
-    process.send_signal(signal.SIGTERM)
+    for each in (process.pid, *rank_pids(process.pid)):
+        os.kill(each, signal.SIGTERM)
     _, _, err = finish(process)
     said = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
