@@ -13,6 +13,7 @@ from pipeplan.errors import InputError
 from pipeplan.nested import ModelArguments, Structure, text_of
 from pipeplan.runtime.arguments import rows_in
 from pipeplan.runtime.data.feed import Feed
+from pipeplan.runtime.transport.host_staging import moved
 from pipeplan.split_model import SplitModel
 
 Inputs = Any
@@ -187,7 +188,8 @@ class Batch:
         return structure.filled([self._moved(rows[microbatch]) for rows in parts])
 
     def _moved(self, rows: Tensor) -> Tensor:
-        return rows.to(self._device, copy=True)
+        there = moved(rows, self._device)
+        return rows.clone() if there is rows else there  # the batch is the user's
 
 
 def _check(call: str, name: str, got: Structure, need: Structure | None) -> None:
