@@ -12,7 +12,7 @@ from pipeplan.ilp.coarsening import coarsen
 from pipeplan.testing.instances import Case, chain_of, contiguous_peak, machines
 
 FINDERS = (
-    "annealing", "balancing", "interleaved starts", "kfkb", "restarts",
+    "annealing", "balancing", "interleaved starts", "kfkb",
 )  # fmt: skip
 FEW = ("joint", "enumeration")
 """Of chains of few layers: allocation and schedule as one model, and each allocation."""

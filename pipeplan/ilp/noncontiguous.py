@@ -22,7 +22,6 @@ from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule
 from pipeplan.ilp.local_search.interleaved_starts import InterleavedStarts
-from pipeplan.ilp.local_search.restarts import EqualSplitRestarts
 from pipeplan.ilp.portfolio import Arm, Portfolio, Strategy
 
 JOINT_ITEMS: Final = 14
@@ -34,7 +33,6 @@ STRATEGIES: Final[tuple[Callable[[Incumbent, SimulatedAnnealing], Strategy], ...
     InterleavedStarts,
     lambda _, annealing: annealing,
     BalanceAndSchedule,
-    EqualSplitRestarts,
 )
 """In the order of their slices; some anneal from what they find."""
 
@@ -98,12 +96,10 @@ class NoncontiguousSearch:
         """Load balancing, then annealing; interleaved starts where memory is what binds."""
         state = self.state
         few = state.costs.layers <= JOINT_ITEMS
-        many = state.costs.layers > portfolio.MANY_LAYERS
         for name, share in (
             ("balancing", portfolio.BRIEF),
             ("annealing", portfolio.BRIEF),
             ("balancing", portfolio.EARLY if few else portfolio.BALANCING),
-            ("restarts", portfolio.RESTARTS if many else portfolio.EARLY),
             ("interleaved starts", portfolio.EARLY if few else portfolio.INTERLEAVED),
         ):
             self._give(name, share * state.remaining)

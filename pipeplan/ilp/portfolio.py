@@ -30,16 +30,12 @@ BRIEF: Final = 0.01
 """Load balancing and annealing at first: what is easy is found."""
 BALANCING: Final = 0.25
 """Load balancing."""
-MANY_LAYERS: Final = 40
-"""Beyond so many layers restarts find most."""
-RESTARTS: Final = 0.35
-"""Restarts there."""
 INTERLEAVED: Final = 0.25
 """Interleaved starts, where memory is scarce."""
 ANNEALING: Final = 0.25
 """Annealing there."""
 EARLY: Final = 0.08
-"""Restarts and annealing elsewhere, before the bound, which is sought below the best plan."""
+"""Annealing elsewhere, before the bound, which is sought below the best plan."""
 COUNTING: Final = 0.25
 """The bound on counts."""
 

@@ -72,7 +72,7 @@ def test_what_is_left_out_has_no_slice() -> None:
 def test_each_strategy_has_random_numbers_of_its_own() -> None:
     """Of a seed the same ones, of another name or seed others."""
     state = begun()
-    draws = [state.random(name).random() for name in ("annealing", "annealing", "restarts")]
+    draws = [state.random(name).random() for name in ("annealing", "annealing", "balancing")]
     state.options = replace(state.options, seed=1)
     draws.append(state.random("annealing").random())
     assert draws[0] == draws[1]
