@@ -137,9 +137,10 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
     yield "## Strategies that have left"
     yield (
         "Measured with the search of the day, which no command measures again"
-        f" ([rows](../../benchmarks/results/{ablation_rows.LEFT.name}); those of `restarts` are"
-        " among the ones above, which were measured while it was there). With the first five left out, the 10 rows with recomputation and"
-        " 16 others were never longer by more than 0.02 %, two of them 1.5 % shorter."
+        f" ([rows](../../benchmarks/results/{ablation_rows.LEFT.name}; those of `restarts` are"
+        " among the ones above, which were measured while it was there). With the first five left"
+        " out, the 10 rows with recomputation and 16 others were never longer by more than 0.02 %,"
+        " two of them 1.5 % shorter."
     )
     left = json.loads(ablation_rows.LEFT.read_text(encoding="utf-8"))
     lines = [line for rows in (left, found) for line in ablation_rows.measured_before(rows)]
