@@ -19,6 +19,8 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import enumeration
 from pipeplan.ilp.recompute.average_bytes import average_bytes_bound
 from pipeplan.ilp.recompute.enumeration import count_sets, recompute_sets
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.runs import Run, listed
 from pipeplan.plan import Plan
 from pipeplan.testing.plans_programs import with_options
@@ -114,8 +116,10 @@ def test_listing_what_there_is_to_try_takes_time() -> None:
     costs = CostModel(chain, cluster.model_copy(update={"gpus": tuple(gpus)}), "2bw", "exact")
     state = Incumbent(costs, limits(clock=DeterministicClock(), deterministic=True))
     state.raise_bound("any", load_bound(costs))
+    joint = JointIncumbent(state, SearchResult(state))
     with mock.patch.object(enumeration, "allocations", wraps=enumeration.allocations) as listed:
-        assert enumeration.decide(state, None, Fraction(0), 0.05) is None
+        enumeration.decide(joint, Fraction(0), 0.05)
+    assert joint.period is None
     assert 1 <= listed.call_count < len(list(recompute_sets([0] * 5)))
     assert state.elapsed < 0.1
 
@@ -185,9 +189,10 @@ def test_each_set_of_runs_has_bounds_of_its_own() -> None:
     costs = CostModel(tiny(14, 4), machines(14, 4, 3), "2bw", "exact")
     whole = Incumbent(costs, limits(time_limit_s=60))
     whole.raise_bound("any", load_bound(costs), from_bytes=False)
-    found = enumeration.decide(whole, None, Fraction(0), 30)
-    assert found is not None
-    before, (inner, _) = dict(whole.bounds), found
+    joint = JointIncumbent(whole, SearchResult(whole))
+    enumeration.decide(joint, Fraction(0), 30)
+    before, inner = dict(whole.bounds), joint.best.state
+    assert inner is not whole
     assert before["k1"] == 6
     inner.raise_bound("any", Fraction(99))
     assert whole.bounds == before
