@@ -66,13 +66,14 @@ class Moving:
         self._queue.issue(transfer)
         if behind is not None:
             self._behind[transfer] = behind
-        before = self._jobs.get(transfer.unit)
+        before, held = self._jobs.get(transfer.unit), list(parts)
 
         def work() -> None:
             if before is not None:
                 before.result()
             with torch.no_grad():
-                copy(transfer.unit, parts)
+                copy(transfer.unit, held)
+            held.clear()  # a thread lets go of its job only behind the moment it is waited for
 
         self._jobs[transfer.unit] = lane.submit(work)
 
