@@ -33,6 +33,7 @@ from pipeplan.chain import Chain
 from pipeplan.cli import common
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.compare import LaunchedPoint, LaunchRequest, Request, compare, launch_point
+from pipeplan.compare.launched import LaunchClock
 from pipeplan.compare.launched_table import data, launched_table, remarks, title
 from pipeplan.heap import give_back_large_blocks
 from pipeplan.importers import pipedream
@@ -66,7 +67,7 @@ class Case:
     """Of what sleeps: the longer, the less does show what a rank costs beside its ops."""
 
     @property
-    def clock(self) -> Literal["sleep", "real"]:
+    def clock(self) -> LaunchClock:
         """What is measured here trains here."""
         return "real" if self.source == "measured here" else "sleep"
 

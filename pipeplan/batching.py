@@ -158,14 +158,14 @@ class Batches:
         """
         if not self._workers:
             return None
-        return _Ahead(self._by_number, numbers, self._workers, self._prefetch)
+        return _LoadedAhead(self._by_number, numbers, self._workers, self._prefetch)
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """By which people and launchers stop a rank: it saves, and may need its workers until then."""
 
 
-class _Ahead:
+class _LoadedAhead:
     """What workers load ahead; they outlast signals, which launchers send to the whole group.
 
     They end with their rank, however it ends, and when this is given up.
@@ -201,7 +201,7 @@ class _Ahead:
 @contextmanager
 def _held_back() -> Iterator[None]:
     """Signals wait: they would end a worker that has begun and does not handle them yet."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -224,9 +224,9 @@ def _outlast_signals(over: c_bool, _: int) -> None:
         os._exit(0)
 
     signal.set_wakeup_fd(-1)  # the rank's: it would take a worker's signals for its own
-    for number in _SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, heed)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if rank := multiprocessing.parent_process():
         threading.Thread(target=end_with, args=(rank,), daemon=True).start()
 

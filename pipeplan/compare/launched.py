@@ -32,6 +32,7 @@ from pipeplan.report.page import ReplayedStep
 from pipeplan.report.run import RunMeasurements
 
 LaunchClock = Literal["real", "sleep"]
+"""Whether launched ranks train, or sleep for planned times."""
 OP_NS = 10**7
 """What ops of each plan sleep on average, or more: 0.1 to 0.2 ms pass beside one."""
 RUN_NS = 10**9

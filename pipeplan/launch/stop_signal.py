@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pipeplan.batching import STOP_SIGNALS
+
 REPEATS_S = 2.0
 """How long signals behind the first one are the same wish."""
 
@@ -26,7 +28,7 @@ class StopSignal:
     can also end the process.
     """
 
-    NAMES = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    NAMES = STOP_SIGNALS
 
     def __init__(self, repeats_s: float = REPEATS_S) -> None:
         """Listens to nothing yet; `repeats_s`: see `REPEATS_S`."""

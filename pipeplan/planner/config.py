@@ -78,7 +78,7 @@ class Config:
         _need("coarsen", self.coarsen, given or self.coarsen in ("auto", "off"))
         for name, allowed in _WORDS.items():
             value = getattr(self, name)
-            _need(name, value, value in allowed, f"{', '.join(allowed[:-1])} or {allowed[-1]}")
+            _need(name, value, value in allowed)
         for name, what in (("recompute", "recomputation"), ("offload", "offloading")):
             if getattr(self, name) != "off":
                 self._check_paper(name, what)
@@ -121,8 +121,9 @@ class Config:
             )
 
 
-def _need(name: str, value: object, good: bool, needed: str = "") -> None:
-    ranges = {
+def _need(name: str, value: object, good: bool) -> None:
+    words = {name: f"{', '.join(few[:-1])} or {few[-1]}" for name, few in _WORDS.items()}
+    ranges = words | {
         "microbatches": "at least 1",
         "k": "auto or 1..16",
         "time_limit_s": "more than 0, and an end",
@@ -132,7 +133,7 @@ def _need(name: str, value: object, good: bool, needed: str = "") -> None:
         "workers": "1..256",
     }
     if not good:
-        raise InputError(f"config.{name}: got {value}, need {needed or ranges[name]}")
+        raise InputError(f"config.{name}: got {value}, need {ranges[name]}")
 
 
 def _ks(config: Config) -> tuple[int, ...]:
