@@ -32,6 +32,7 @@ from pipeplan.plan import MemoryModel
 from pipeplan.planner import Config, solve
 from pipeplan.report.cloud import draw_cloud
 from pipeplan.testing.instances import ample_peak, chain_of, machines
+from pipeplan.whole_file import replace
 
 RESULT = Path(__file__).parent / "results" / "compare.json"
 OTHERS = ("gpt24", "resnet101", "densenet121")
@@ -97,9 +98,7 @@ def tell(share: float, what: str) -> None:
 def save(cases: dict[str, Case], path: Path) -> None:
     """One case a line, whole at every instant."""
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(case)}" for key, case in cases.items())
-    partial = path.with_suffix(".partial")
-    partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    os.replace(partial, path)
+    replace(path, f"{{\n{lines}\n}}\n")
 
 
 def main() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from rich.table import Table
 
 from pipeplan.cli import common
+from pipeplan.whole_file import replace
 
 Part = dict[str, Any]
 
@@ -45,9 +45,7 @@ class Store:
     def put(self, key: str, name: str, part: Part) -> None:
         """Keep one part of one row."""
         self.rows.setdefault(key, {})[name] = part
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, self._path)
+        replace(self._path, json.dumps(self.rows, indent=1) + "\n")
 
 
 def measure_missing(

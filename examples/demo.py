@@ -27,8 +27,9 @@ from pipeplan.baselines.listed import listed_plan
 from pipeplan.baselines.splits import to_stages
 from pipeplan.baselines.timed import Setting
 from pipeplan.plan import Plan
+from pipeplan.report.page import replayed_rows
 from pipeplan.report.run import TrainingRun, comparisons, read
-from pipeplan.report.tables import comparison_table
+from pipeplan.report.tables import PredictedMeasured, comparison_table
 from pipeplan.units import format_bytes, format_ns
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -175,10 +176,9 @@ def judge(timed: bool) -> tuple[list[str], list[str]]:
     runs = {mode: read(OUT / f"run-{mode}") for mode in MODES}
     counted = [read(OUT / f"bytes-{mode}") for mode in MODES]
     rival = [
-        replace(row, name=f"{row.name}, 1F1B without a memory limit")
-        for row in comparisons([read(OUT / f"run-{RIVAL}")])
+        replace(row, name=f"{row.name}, 1F1B without a memory limit") for row in compared(RIVAL)
     ]
-    rows = [*comparisons([runs["flush"]]), *rival, *comparisons([runs["2bw"], *counted])]
+    rows = [*compared("flush"), *rival, *compared("2bw"), *comparisons(counted)]
     Console(highlight=False).print(comparison_table(rows, "predicted and measured"))
     explain(runs["flush"], runs["2bw"])
     late, wrong = list[str](), list[str]()
@@ -199,6 +199,16 @@ def judge(timed: bool) -> tuple[list[str], list[str]]:
             text = f"{row.name}: error {error:+.1%}, at most {most:.0%} is good"
             (wrong if bytes_counted else late).append(text)
     return late, wrong
+
+
+def compared(mode: str) -> list[PredictedMeasured]:
+    """Of a timed run: its times beside the plan's, and a step beside its replay.
+
+    The replay tells the plan's order from this machine's speed, which changes between runs.
+    """
+    folder = OUT / f"run-{mode}"
+    run = read(folder)
+    return [*comparisons([run]), *replayed_rows(run, str(folder))]
 
 
 def losses(mode: str) -> list[float]:

@@ -69,6 +69,7 @@ def _measure(memory_bytes: int, output: Path) -> None:
     from pipeplan.runtime.startup.process_group import join
     from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
     from pipeplan.units import format_ns
+    from pipeplan.whole_file import replace
 
     torch.set_num_threads(1)
     place = TorchrunEnv.of(os.environ)
@@ -78,7 +79,7 @@ def _measure(memory_bytes: int, output: Path) -> None:
     if transport.rank == 0:
         gpus = tuple(Gpu(name=f"rank{i}", memory_bytes=memory_bytes) for i in range(place.size))
         cluster = Cluster(gpus=gpus, action_overhead_ns=cost_ns, links=measured)
-        output.write_text(cluster.to_json(), encoding="utf-8")
+        replace(output, cluster.to_json())
         rate = measured.bandwidth_bytes_per_s
         print(
             f"latency {format_ns(measured.latency_ns)},"

@@ -1,8 +1,7 @@
 """Where results go: refused before the work begins if they could not be written at its end.
 
-A file appears whole or not at all, beside its place first and then moved there, so that no reader
-sees half of it and Ctrl-C or a full disk leaves what was there. Links are followed; pipes and
-devices (`/dev/stdout`, `>(gzip > plan.json.gz)`) are written to as they are.
+A file appears whole or not at all (`whole_file`). Links are followed; pipes and devices
+(`/dev/stdout`, `>(gzip > plan.json.gz)`) are written to as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeplan.errors import InputError
+from pipeplan.whole_file import beside
 
 
 def check_output(path: str, force: bool) -> None:
@@ -108,7 +108,7 @@ def write(path: str, text: str, force: bool = False) -> None:
         if _is_stream(path):
             Path(path).write_text(text, encoding="utf-8")
             return
-        partial = _beside(place)
+        partial = beside(place)
         try:
             partial.write_text(text, encoding="utf-8")
             if force or not place.exists():
@@ -133,20 +133,9 @@ def _is_stream(path: str) -> bool:
     return Path(path).is_fifo() or Path(path).is_char_device()
 
 
-def _beside(place: Path) -> Path:
-    """A new, empty file in the folder of `place`: moving it there is one step."""
-    number = 0
-    while True:
-        partial = place.with_name(f"{place.name}.{os.getpid()}-{number}.partial")
-        with contextlib.suppress(FileExistsError):
-            partial.touch(exist_ok=False)
-            return partial
-        number += 1
-
-
 def _try(place: Path) -> None:
     """Make and remove a file beside `place`; no other test sees every reason why one cannot be."""
-    _beside(place).unlink()
+    beside(place).unlink()
 
 
 @contextlib.contextmanager

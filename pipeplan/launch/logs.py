@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from pipeplan.callbacks import (
 from pipeplan.errors import InputError
 from pipeplan.units import format_bytes, format_ns
 from pipeplan.validation import LOSS
+from pipeplan.whole_file import replace
 
 
 class TextLog(Callback):
@@ -153,10 +153,3 @@ def _step(line: str, metrics: Path) -> int:
             f"{metrics}: got {line.strip()[:40]!r}, need the lines that a run wrote, each with its"
             " step. Move the file away, and the resumed run begins one."
         ) from None
-
-
-def replace(file: Path, text: str) -> None:
-    """Put `text` in `file` in one step: nothing is lost where the disk is full."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)

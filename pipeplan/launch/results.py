@@ -14,7 +14,7 @@ from pipeplan.action_times import FILE as TIMES
 from pipeplan.action_times import ActionTimes
 from pipeplan.launch.best import BestSoFar
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.logs import json_number, replace
+from pipeplan.launch.logs import json_number
 from pipeplan.launch.progress import RunFigures
 from pipeplan.memory_terms import GpuTerms
 from pipeplan.plan import Plan
@@ -22,6 +22,7 @@ from pipeplan.report.memory import FILE, memory_of_run
 from pipeplan.report.remat import remat_shares
 from pipeplan.report.run import PLAN
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
+from pipeplan.whole_file import replace
 
 FORMAT = "pipeplan-run/1"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan.errors import InputError
+from pipeplan.whole_file import replace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,14 +45,8 @@ def save(make: Callable[[], Figure], path: str | Path, *, dpi: int, font: int = 
 
 
 def _put(path: Path, content: bytes) -> None:
-    """All of it or nothing: a full disk leaves what was there. Pipes are written to."""
-    place = path.resolve()
-    if path.exists() and not place.is_file():
+    """All of it or nothing; pipes are written to."""
+    if path.exists() and not path.is_file():
         path.write_bytes(content)
-        return
-    partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)
+    else:
+        replace(path, content)

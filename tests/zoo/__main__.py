@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from pipeplan.whole_file import replace
 from tests.zoo.architecture import Architecture, Make
 from tests.zoo.catalog import ARCHITECTURES, GROUP_OF
 from tests.zoo.trial import Trial, tried
@@ -112,9 +113,7 @@ def _answer(answer: Connection, make: Make, draws: bool) -> None:
 
 def _write(path: Path, rows: dict[str, Any]) -> None:
     ordered = {name: rows[name] for name in ARCHITECTURES if name in rows}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace(path, json.dumps(ordered, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ becomes of nested fields there: `nesting`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +25,7 @@ from pipeplan.runtime.checkpoint import completeness, nesting
 from pipeplan.runtime.checkpoint.storage import CheckpointReader, read_meta
 from pipeplan.runtime.parameters.weights import Weights
 from pipeplan.runtime.stages.stage import StageRunner
+from pipeplan.whole_file import replacing
 
 
 def state_of(stages: Iterable[StageRunner]) -> dict[str, Any]:
@@ -148,8 +148,10 @@ def export_weights(
         rest: further entries, written as they are.
     """
     reading = CheckpointReader(path)
-    partial = target.with_suffix(".partial")
-    with TemporaryDirectory(prefix=".model-", dir=target.parent) as scratch:
+    with (
+        TemporaryDirectory(prefix=".model-", dir=target.parent) as scratch,
+        replacing(target) as partial,
+    ):
         loaded: dict[str, Tensor] = {}
         for number, name in enumerate(dict.fromkeys(names.values())):
             key = f"model.{name}"
@@ -157,7 +159,6 @@ def export_weights(
             reading.fill({key: loaded[key]})
         state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
         torch.save(state, partial)
-    os.replace(partial, target)
 
 
 def _in_file(file: Path, like: Tensor) -> Tensor:
