@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition, extend_one_span
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
+from pipeplan.ilp.contiguous.recurrence import extend_one_span
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import OpKind

@@ -22,9 +22,9 @@ from pipeplan.ilp.clock import OutOfTimeError
 from pipeplan.ilp.contiguous.dynamic_program import (
     ContiguousDP,
     ContiguousPartition,
-    extend_one_span,
 )
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition, trip_span
+from pipeplan.ilp.contiguous.recurrence import extend_one_span
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows

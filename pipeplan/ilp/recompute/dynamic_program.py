@@ -13,11 +13,8 @@ from math import ceil
 
 import numpy as np
 
-from pipeplan.ilp.contiguous.dynamic_program import (
-    ContiguousDP,
-    ContiguousPartition,
-    PeriodQuery,
-)
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, ContiguousPartition
+from pipeplan.ilp.contiguous.recurrence import PeriodQuery
 from pipeplan.ilp.contiguous.stage_choice import INFINITE, Options
 from pipeplan.ilp.recompute.options import UNUSED, StageOptions
 from pipeplan.ilp.runs import Run
@@ -70,11 +67,11 @@ class RecomputeDP(ContiguousDP):
                 ahead = kinds[partition.stages[stage.id - 1].gpu]
                 behind = np.full(self.costs.layers, INFINITE)
                 behind[stage.first] = partition.spans[stage.id]
-                start = int(self._send(asked, ahead, kind, behind)[stage.first - 1])
+                start = int(self.send(asked, ahead, kind, behind)[stage.first - 1])
         return tuple(found)
 
     def _chosen(self, asked: PeriodQuery, kind: int, start: int, stage: Stage) -> int:
         """The option of a stage in front of what has V `start`."""
         behind = np.full(self.costs.layers, INFINITE)
         behind[stage.last] = start
-        return int(self._best_stages(asked, kind, behind)[2][stage.first])
+        return int(self.best_stages(asked, kind, behind)[2][stage.first])

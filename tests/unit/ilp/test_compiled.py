@@ -16,7 +16,7 @@ from pipeplan.ilp import Problem, incumbent, modulo_scheduling, solve
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.compiled import COMPILING, NO_COMPILER, compile_s
-from pipeplan.ilp.contiguous import dynamic_program, stage_choice
+from pipeplan.ilp.contiguous import recurrence, stage_choice
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search import assignment_steps, peak_estimate
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
@@ -169,7 +169,7 @@ def test_compiling_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     solve(problem, progress=listen)
     assert not told
     python = stage_choice.best_stages.py_func  # type: ignore[attr-defined]
-    monkeypatch.setattr(dynamic_program, "best_stages", numba.njit(python))
+    monkeypatch.setattr(recurrence, "best_stages", numba.njit(python))
     assert len(solve(problem, progress=listen).history) == len(history)
     assert told == [(None, load_bound(costs), "contiguous: " + COMPILING)]
 

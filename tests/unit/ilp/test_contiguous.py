@@ -17,9 +17,9 @@ from pipeplan.ilp.clock import DeterministicClock, OutOfTimeError
 from pipeplan.ilp.contiguous.dynamic_program import (
     ContiguousDP,
     ContiguousPartition,
-    extend_one_span,
 )
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
+from pipeplan.ilp.contiguous.recurrence import extend_one_span
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, in_flight, memory_rows

@@ -13,8 +13,9 @@ import pytest
 from pipeplan.chain import Chain
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.bounds.load import load_bound
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, extend_one_span
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
+from pipeplan.ilp.contiguous.recurrence import extend_one_span
 from pipeplan.ilp.contiguous.stage_choice import INFINITE, span_with_offload, transfer_ns
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
