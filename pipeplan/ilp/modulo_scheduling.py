@@ -90,10 +90,10 @@ def earliest_fit(table: Ints, time: int, length: int) -> int:
     before = table[1, index] if index > 0 else table[1, count] - period
     at = max(offset, before)
     for other in range(index, index + 1 + count):
-        arc, turn = other % count + 1, other // count * period
-        if at + length <= table[0, arc] + turn:
+        arc, shift = other % count + 1, other // count * period
+        if at + length <= table[0, arc] + shift:
             return int(time - offset + at)
-        at = max(at, table[1, arc] + turn)
+        at = max(at, table[1, arc] + shift)
     return NOWHERE
 
 
@@ -109,10 +109,10 @@ def latest_fit(table: Ints, time: int, length: int) -> int:
         index += 1
     at = offset
     for other in range(index - 1, index - 2 - count, -1):
-        arc, turn = other % count + 1, other // count * period
-        if table[1, arc] + turn <= at - length:
+        arc, shift = other % count + 1, other // count * period
+        if table[1, arc] + shift <= at - length:
             return int(time - offset + at - length)
-        at = min(at, table[0, arc] + turn)
+        at = min(at, table[0, arc] + shift)
     return NOWHERE
 
 
@@ -484,7 +484,7 @@ def place_in_turn(
         gpus: by line.
         ns: by line, of an op; lines of W have none where a backward is whole.
         hops: by line, what its output takes to the next one, in ns.
-        again: by turn, whether the second place is taken.
+        again: by place of `in_turn`, whether the second place is taken.
         late: how far W is behind B, in ns.
 
     Returns:
@@ -496,13 +496,13 @@ def place_in_turn(
     for table in busy:
         clear(table, period)
     now = 0
-    for turn in range(lines):
-        line = in_turn[turn]
+    for place in range(lines):
+        line = in_turn[place]
         if line >= 2 * stages:
             now = starts[line - stages] + ns[line - stages] + late
         if ns[line] > 0:
             start = earliest_fit(busy[gpus[line]], now, ns[line])
-            if start != NOWHERE and again[turn]:
+            if start != NOWHERE and again[place]:
                 start = earliest_fit(busy[gpus[line]], start + ns[line], ns[line])
             if start != NOWHERE:
                 add(busy[gpus[line]], start, ns[line])

@@ -54,8 +54,8 @@ def _room_ns(costs: CostModel, schedule: Schedule, stage: int, microbatches: int
     lasts = duration(costs, schedule.stages, backward)
 
     def start(op: OpId, microbatch: int) -> int:
-        turn, copy = divmod(microbatch, schedule.k)
-        return schedule.times[op][copy] + turn * schedule.period
+        periods, copy = divmod(microbatch, schedule.k)
+        return schedule.times[op][copy] + periods * schedule.period
 
     return min(
         min(

@@ -66,18 +66,18 @@ def unrolled(schedule: Schedule, k: int) -> Schedule:
     """The same plan written with k micro-batches a period; k is a multiple of the schedule's."""
     repeats = k // schedule.k
     times = {
-        op: tuple(time + turn * schedule.period for turn in range(repeats) for time in row)
+        op: tuple(time + repeat * schedule.period for repeat in range(repeats) for time in row)
         for op, row in schedule.times.items()
     }
     offloads = tuple(
         replace(
             each,
             times={
-                copy + turn * schedule.k: (
-                    out + turn * schedule.period,
-                    back + turn * schedule.period,
+                copy + repeat * schedule.k: (
+                    out + repeat * schedule.period,
+                    back + repeat * schedule.period,
                 )
-                for turn in range(repeats)
+                for repeat in range(repeats)
                 for copy, (out, back) in each.times.items()
             },
         )

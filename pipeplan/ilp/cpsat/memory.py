@@ -1,12 +1,12 @@
 """Memory constraints of the periodic model, evaluated when each compute op starts.
 
-With w[x, i] = 1 if x precedes i in the window of their GPU and K the turns, the copies of a tensor
-that lives from the end of x to the start of y, in memory when op i starts, number
+With w[x, i] = 1 if x precedes i in the window of their GPU and K the shifts, the copies of a
+tensor that lives from the end of x to the start of y, in memory when op i starts, number
 
     sum over copies c of  K[c, y] - K[c, x] + w[x, i] - w[y, i],       w[i, i] = 0.
 
 Counts thus vary inside the period. Sent and received tensors end or begin at a transfer that has
-no place in the GPU's window; integer variables count its turns instead. Everything left out
+no place in the GPU's window; integer variables count its shifts instead. Everything left out
 (receives posted even earlier, the instants of posting and of updates) only adds bytes, and bytes
 are rounded down: a proof of infeasibility holds for the true data, a solution is counted again.
 """
@@ -225,11 +225,11 @@ class MemoryConstraints:
         value: Linear = 0
         end = v.position[task] + v.length(task)
         for copy in v.instance.copies:
-            turn = v.model.new_int_var(-2, v.max_shift + 2, "posted")
+            posted = v.model.new_int_var(-2, v.max_shift + 2, "posted")
             start = v.time((*send, copy))
-            v.require(start >= end + v.period * (turn - 1), where)
+            v.require(start >= end + v.period * (posted - 1), where)
             used = (consumer, item, copy)
-            value += v.shift[used] + 1 - self._precedes(used, task, 1) - turn
+            value += v.shift[used] + 1 - self._precedes(used, task, 1) - posted
         return self._where(value, where)
 
     def _reserved(

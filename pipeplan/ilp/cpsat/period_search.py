@@ -1,6 +1,6 @@
 """Search for the shortest period of an instance by bisection, proving what proves itself.
 
-Feasibility is monotone in the period: with orders and turns kept, idle time can be added at one
+Feasibility is monotone in the period: with orders and shifts kept, idle time can be added at one
 instant everywhere. So an impossible period rules out all shorter ones.
 """
 

@@ -62,7 +62,7 @@ def _step(v: Variables, one: Task, other: Task, send: Task, boundary: int) -> No
 def _follow(v: Variables, one: Task, length: Linear, other: Task, *literals: Literal) -> None:
     """`other` starts after `one` ends, and less than a period later: waiting longer never helps.
 
-    Given the positions on every resource, the smallest turns make every residence shortest.
+    Given the positions on every resource, the smallest shifts make every residence shortest.
     """
     if any(isinstance(each, int) and not each for each in literals):
         return

@@ -1,8 +1,8 @@
 """Redundant: how many periods later an op runs than one before it in the chain, from their order.
 
 With a wait of less than a period and all ends in one window, an op's place in the window decides
-its turn. Said in Booleans, it lets the solver reason about counts without the arithmetic of times;
-finding and refuting periods then takes a hundredth of the time.
+its shift. Said in Booleans, it lets the solver reason about counts without the arithmetic of
+times; finding and refuting periods then takes a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeplan.ilp.cpsat.variables import Instance, Linear, Literal, Task, Variab
 
 
 def add_shifts(v: Variables) -> None:
-    """Turns on one GPU from orders, turns across a cut from whether an op starts too early."""
+    """Shifts on one GPU from orders, shifts across a cut from whether an op starts too early."""
     for copy in v.instance.copies:
         _on_one_gpu(v, copy)
         for n in range(len(v.instance.items) - 1):
@@ -23,7 +23,7 @@ def add_shifts(v: Variables) -> None:
 
 
 def _on_one_gpu(v: Variables, copy: int) -> None:
-    """An op is one turn behind its neighbour before it in the chain where it stands first.
+    """An op is one shift behind its neighbour before it in the chain where it stands first.
 
     Behind one farther ahead it is at least one. Two ops without length may stand either way.
     """
@@ -49,7 +49,7 @@ def takes_time(v: Variables, task: Task) -> bool:
 
 
 def _across(v: Variables, one: Task, send: Task, other: Task, boundary: int) -> None:
-    """The turns of a transfer and of its consumer behind what each waits for."""
+    """The shifts of a transfer and of its consumer behind what each waits for."""
     cut = v.cut(boundary)
     if send not in v.position or (isinstance(cut, int) and not cut):
         return
@@ -58,10 +58,10 @@ def _across(v: Variables, one: Task, send: Task, other: Task, boundary: int) -> 
 
 
 def _early(v: Variables, one: Task, length: Linear, other: Task, cut: Literal) -> None:
-    """A turn for a start before the end of `one`, another for a start a period before it."""
+    """A shift for a start before the end of `one`, another for a start a period before it."""
     gap = v.position[other] - v.position[one] - length
     rounding = _rounding(v.instance)
-    once, twice = (v.model.new_bool_var(f"early_{one}_{other}_{turn}") for turn in (1, 2))
+    once, twice = (v.model.new_bool_var(f"early_{one}_{other}_{shift}") for shift in (1, 2))
     v.model.add_implication(twice, once)
     for literal, periods in ((once, 0), (twice, 1)):
         v.require(gap >= -periods * v.period, literal.negated(), cut)

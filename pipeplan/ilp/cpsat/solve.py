@@ -34,7 +34,7 @@ SEARCH_SUBSOLVERS: Final = (
     (0, cp_model.AUTOMATIC_SEARCH),
     (2, cp_model.AUTOMATIC_SEARCH),
 )
-"""How much of a small model is also a linear program, and how it branches, turn by turn."""
+"""How much of a small model is also a linear program, and how it branches, attempt by attempt."""
 
 
 class Status(Enum):
@@ -87,25 +87,25 @@ def solve_each(
     options: SearchOptions,
     seconds: float,
     lowest: int = 1,
-    turn: int = 0,
+    attempt: int = 0,
 ) -> list[PeriodResult]:
     """`solve_at` of several small models side by side, one worker each.
 
     What one search does not decide in many times as long another often does at once, so each
-    `turn` chooses another search: use of linear programs and seed change.
+    `attempt` chooses another search: use of linear programs and seed change.
 
     Args:
         asked: Instances and periods in ticks, as many as there are workers.
         options: Seed.
         seconds: Time limit of each.
         lowest: No schedule is made shorter than this many ns.
-        turn: How often the same was asked before.
+        attempt: How often the same was asked before.
     """
-    alone = replace(options, workers=1, seed=(options.seed + turn) % 2**31)
+    alone = replace(options, workers=1, seed=(options.seed + attempt) % 2**31)
     models = [_variables(instance, period, instance.costs.budgets) for instance, period in asked]
     solvers = [configured(alone, seconds) for _ in models]
     for solver in solvers:
-        level, branching = SEARCH_SUBSOLVERS[turn % len(SEARCH_SUBSOLVERS)]
+        level, branching = SEARCH_SUBSOLVERS[attempt % len(SEARCH_SUBSOLVERS)]
         solver.parameters.linearization_level = level
         solver.parameters.search_branching = branching
     statuses = run_all([(solver, v.model) for solver, v in zip(solvers, models, strict=True)])
@@ -134,7 +134,7 @@ def _result(status: int, solver: CpSolver, v: Variables, lowest: int) -> PeriodR
 
 
 def _decide(solver: CpSolver, workers: int) -> None:
-    """Search without linear programs first: orders imply turns and counts by propagation alone.
+    """Search without linear programs first: orders imply shifts and counts by propagation alone.
 
     A worker with all of them is beside it where there are two; CP-SAT's own second worker was
     seen to hold the first one up a hundredfold on small chains.

@@ -2,8 +2,8 @@
 
 Items are runs of layers, indivisible here; each may sit on some GPUs, among which the model
 chooses.
-A start is `time = position + period * turn`: the end lies in [period, 2 * period], the turn is
-the integer shift. F of the first item starts at position `period`, in turn 0.
+A start is `time = position + period * shift`: the end lies in [period, 2 * period], the shift
+is an integer. F of the first item starts at position `period`, with shift 0.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Variables:
         self.trips: dict[tuple[OpKind, int], Linear] = {}
         """Lengths of sends, by kind and item, that are known."""
         self.max_shift = 8 * len(self.instance.items)
-        """Twice as many turns as ops: each lasts at most a period and waits less than another."""
+        """Twice as many shifts as ops: each lasts at most a period and waits less than another."""
 
     def _allocation(self) -> list[list[Literal]]:
         """on[n][p]: item n sits on GPU p. Equal GPUs are taken in order if all are free."""
@@ -180,7 +180,7 @@ class Variables:
         return 1 - together if isinstance(together, int) else together.negated()
 
     def add_task(self, task: Task) -> None:
-        """Position and turn of one op."""
+        """Position and shift of one op."""
         name = f"{task[1]}{task[0]}{task[2]}"
         self.position[task] = self.model.new_int_var(0, 2 * self.period, f"s_{name}")
         self.shift[task] = self.model.new_int_var(0, self.max_shift, f"k_{name}")

@@ -18,7 +18,7 @@ from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute import one_device
+from pipeplan.ilp.recompute import one_gpu
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.average_bytes import average_bytes_bound
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
@@ -126,7 +126,7 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
     if joint.interrupted or _reached(joint):
         return
     if whole.costs.gpus == 1:
-        one_device.run(joint, found.listed())
+        one_gpu.run(joint, found.listed())
     found = _first(joint, found)
     if joint.interrupted:
         return

@@ -10,7 +10,7 @@ import pytest
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.contracted_chain import contract
-from pipeplan.ilp.recompute.one_device import in_one_stage
+from pipeplan.ilp.recompute.one_gpu import in_one_stage
 from pipeplan.ilp.recompute.persistent import persistent_runs, runs_of
 from pipeplan.ilp.runs import Run
 from pipeplan.plan import Plan
