@@ -13,7 +13,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_map_only,
+    tree_structure,
+    tree_unflatten,
+)
 
 from pipeplan.errors import InputError
 from pipeplan.task import Task
@@ -63,6 +69,16 @@ class Structure:
         return next((type(leaf).__name__ for leaf in others if not isinstance(leaf, _PLAIN)), None)
 
 
+def ordered(value: Any, as_in: Structure | None) -> Any:
+    """`value` with the keys of its dicts in the order of `as_in`, if it is nested like that."""
+    if as_in is None or tree_structure(value) == as_in.form:
+        return value
+    try:
+        return tree_unflatten(as_in.form.flatten_up_to(value), as_in.form)
+    except ValueError:  # another nesting
+        return value
+
+
 class _Word(str):
     """A word that is shown without quotes."""
 
@@ -99,11 +115,16 @@ class ModelArguments:
     """Of (positional, named)."""
 
     @classmethod
-    def of(cls, value: Any) -> Self:
-        """A tuple or list gives positional arguments, a dict named ones, all else a single one."""
+    def of(cls, value: Any, as_in: Structure | None = None) -> Self:
+        """A tuple or list gives positional arguments, a dict named ones, all else a single one.
+
+        Args:
+            value: as `Task.data` gives it.
+            as_in: of the first micro-batch, whose order of keys all others get.
+        """
         named = dict(value) if isinstance(value, Mapping) else {}
         row = tuple(value) if isinstance(value, tuple | list) else () if named else (value,)
-        structure, tensors = Structure.of((row, named))
+        structure, tensors = Structure.of(ordered((row, named), as_in))
         return cls(tuple(tensors), structure)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -131,14 +152,26 @@ class MicroBatch:
     """What the loss compares with: nested tensors, or None where the model has its own loss."""
 
     @classmethod
-    def of(cls, task: Task, number: int) -> Self:
+    def of(
+        cls,
+        task: Task,
+        number: int,
+        arguments: Structure | None = None,
+        target: Structure | None = None,
+    ) -> Self:
         """Micro-batch `number` of the task's data, in tensors that nobody else has.
+
+        Args:
+            task: whose data.
+            number: of the micro-batch.
+            arguments: of the first one, whose order of keys all others get.
+            target: of the first one, too.
 
         Raises:
             InputError: if `data` fails, or gives something else than nested tensors.
         """
-        source, target = task.microbatch(number)
-        return cls(ModelArguments.of(source), target)
+        given, compared = task.microbatch(number)
+        return cls(ModelArguments.of(given, arguments), ordered(compared, target))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

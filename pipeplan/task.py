@@ -162,7 +162,7 @@ class Task:
 
 
 def walked(of_tensor: Callable[[Any, str], Any], value: Any, where: str) -> Any:
-    """Nested `value` in plain containers, dicts in the order of their keys.
+    """Nested `value` in plain containers, dicts in the order of their own.
 
     Args:
         of_tensor: tensor, place -> what comes in its place.
@@ -175,8 +175,7 @@ def walked(of_tensor: Callable[[Any, str], Any], value: Any, where: str) -> Any:
     if _is_tensor(value):
         return of_tensor(value, where)
     if isinstance(value, Mapping):
-        names = sorted(value, key=str)
-        return {name: walked(of_tensor, value[name], f"{where}[{name!r}]") for name in names}
+        return {name: walked(of_tensor, value[name], f"{where}[{name!r}]") for name in value}
     if _is_row(value):
         parts = [walked(of_tensor, each, f"{where}[{i}]") for i, each in enumerate(value)]
         if hasattr(value, "_fields"):  # a namedtuple

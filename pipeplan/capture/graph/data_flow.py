@@ -9,7 +9,7 @@ it again from constants, weights and the model's inputs, so that it is never sen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -90,10 +90,7 @@ class DataFlow:
                 continue
             found.add(one)
             waiting.extend(one.all_input_nodes)
-            for storage in node_storages(one):
-                waiting.extend(
-                    w for w in self.writers.get(storage, ()) if self.position[w] < before
-                )
+            waiting.extend(self._written_before(one, before))
         return found
 
     def needs(self, step: Node) -> set[Node]:
@@ -105,7 +102,7 @@ class DataFlow:
     def between(self, known: set[Node], wanted: Sequence[Node]) -> set[Node]:
         """All nodes that lead from `known` to `wanted`, with what writes into what they make.
 
-        What is only written into buffers is left out.
+        What is written into buffers is left out, but for what is read there afterwards.
         """
         found: set[Node] = set()
         waiting = list(wanted)
@@ -117,6 +114,9 @@ class DataFlow:
             waiting.extend(node.all_input_nodes)
             if node in self._effects:
                 waiting.extend(w for s in node_storages(node) for w in self.writers.get(s, ()))
+            for source in node.all_input_nodes:
+                if source in self.exported.states:
+                    waiting.extend(self._written_before(source, self.position[node]))
         return found
 
     def places(self) -> dict[Node, Hashable]:
@@ -167,6 +167,11 @@ class DataFlow:
     def _matters(self, node: Node) -> bool:
         effect = self._effects[node]
         return bool(node.users) or effect.random or bool(effect.writes) or is_eager(node)
+
+    def _written_before(self, node: Node, place: int) -> Iterator[Node]:
+        """What writes into the storages of `node` before a place in the program."""
+        for storage in node_storages(node):
+            yield from (w for w in self.writers.get(storage, ()) if self.position[w] < place)
 
     def _writers(self) -> dict[int, list[Node]]:
         """Per changed storage, the operations that change it."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
-from pipeplan.nested import ModelArguments, Structure, text_of
+from pipeplan.nested import ModelArguments, Structure, ordered, text_of
 from pipeplan.runtime.arguments import rows_in
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.transport.host_staging import moved
@@ -72,9 +72,12 @@ class BatchFeed:
                 micro-batch has another shape than the plan was made for.
         """
         arguments = (
-            None if inputs is None else ModelArguments.of(rows_in(f"{call}: inputs", inputs))
+            None
+            if inputs is None
+            else ModelArguments.of(rows_in(f"{call}: inputs", inputs), self._split.arguments)
         )
-        structure, wanted = Structure.of(rows_in(f"{call}: target", target))
+        compared = ordered(rows_in(f"{call}: target", target), self._split.target)
+        structure, wanted = Structure.of(compared)
         if arguments is not None:
             _check(call, "inputs", arguments.structure, self._split.arguments)
         if target is not None:

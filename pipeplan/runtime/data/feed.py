@@ -166,7 +166,8 @@ class TaskFeed:
 
     def _fetch(self, microbatch: int) -> list[_Part]:
         number = self._number(microbatch)
-        batch = MicroBatch.of(self._loading(microbatch, number), number)
+        task, alike = self._loading(microbatch, number), self._split
+        batch = MicroBatch.of(task, number, alike.arguments, alike.target)
         self._check(number, batch.arguments)
         values = (*batch.inputs, batch.target)
         uses = (*self._uses.inputs, self._uses.targets)
