@@ -28,7 +28,8 @@ class SolverThread(Generic[_Result]):
         self._call, self._stop = solve, stop
         self._result: list[_Result] = []
         self._error: BaseException | None = None
-        self._stopped = threading.Event()
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        # What threading says of it is no use: Ctrl-C in `Thread.join` marks it as ended (3.11).
         self._thread = threading.Thread(target=self._solve)
 
     def start(self) -> None:
@@ -38,15 +39,15 @@ class SolverThread(Generic[_Result]):
     @property
     def running(self) -> bool:
         """Whether it has begun and not ended."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None and not self._ended.is_set()
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, but not longer."""
-        self._thread.join(seconds)
+        self._ended.wait(seconds)
 
     def join(self) -> _Result:
         """Wait for its end; what it raised is raised here."""
-        self._thread.join()
+        self._ended.wait()
         if self._error is not None:
             raise self._error
         return self._result[0]
@@ -57,12 +58,13 @@ class SolverThread(Generic[_Result]):
         self._stop()
 
     def _solve(self) -> None:
-        if self._stopped.is_set():
-            return
         try:
-            self._result.append(self._call())
+            if not self._stopped.is_set():
+                self._result.append(self._call())
         except BaseException as error:
             self._error = error
+        finally:
+            self._ended.set()
 
 
 def run_threads(solves: Sequence[SolverThread[_Result]]) -> list[_Result]:

@@ -238,7 +238,7 @@ class IntervalModel:
             away = 0
             if here == self.slots.end and reader > here:
                 away = 1 - self._crossing[storage]
-            elif reader > here and reader != self.slots.horizon:
+            elif reader > here:
                 for run in self.runs.of[self.maker[storage]][1:]:
                     away += self.runs.before(run, reader) - self.runs.before(run, here)
             terms.append(self.units[storage] * (1 - away))

@@ -13,8 +13,8 @@ from pipeplan.remat.graph.ledger import Ledger, Order
 from pipeplan.remat.graph.orders import fits, further, tidy
 from pipeplan.solver_threads import SolverThread, run_threads
 
-MOST_UNITS = 1_000_000
-"""Units of memory into which a peak is divided at most."""
+MOST_UNITS = 2**40
+"""Units of memory into which a peak is divided at most: CP-SAT counts in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def search(
 ) -> IntervalAnswer:
     """The order of least further time whose bytes are within the budgets.
 
-    Sizes are rounded up to units and budgets down, unless all have a common divisor that is
-    large enough: what is found keeps the budgets, and what is proven holds for sizes so rounded.
+    Sizes are counted in their common divisor. Where a peak has more than `MOST_UNITS` of it, sizes
+    are rounded up and budgets down: what is found keeps the budgets, and nothing is proven.
 
     Args:
         slots: where operations may run.
@@ -72,7 +72,9 @@ def search(
     from ortools.sat.python import cp_model
 
     ledger = slots.ledger
-    unit = _unit(ledger, peak)
+    common = gcd(*ledger.size, *(each.workspace_bytes for each in ledger.graph.operations)) or 1
+    unit = max(common, -(-(peak - ledger.constant) // MOST_UNITS))
+    exact = unit == common
     cap = (peak - ledger.constant) // unit
     if cap < 0:
         return IntervalAnswer(None, None, True)
@@ -88,17 +90,15 @@ def search(
     if hint is not None:
         model.runs.hint(hint)
     status, solver = run_model(model, limits or SearchLimits())
+    known_order = None if known is None else hint
     if status == cp_model.INFEASIBLE:
-        return (
-            IntervalAnswer(None, None, True)
-            if known is None
-            else IntervalAnswer(hint, known, True)
-        )
-    bound = max(least_ns, int(solver.best_objective_bound))
+        bound = known if exact else least_ns
+        return IntervalAnswer(known_order, bound, exact)
+    bound = max(least_ns, int(solver.best_objective_bound)) if exact else least_ns
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return IntervalAnswer(hint if known is not None else None, bound, False)
+        return IntervalAnswer(known_order, bound, False)
     order = tidy(ledger, model.runs.order(solver.value))
-    return IntervalAnswer(order, bound, status == cp_model.OPTIMAL)
+    return IntervalAnswer(order, bound, exact and status == cp_model.OPTIMAL)
 
 
 def run_model(
@@ -121,12 +121,6 @@ def run_model(
         solver.parameters.max_deterministic_time = limits.deterministic
     (status,) = run_threads([SolverThread(partial(solver.solve, model.cp), solver.stop_search)])
     return status, solver
-
-
-def _unit(ledger: Ledger, peak: int) -> int:
-    """The common divisor of all sizes, or the least unit that leaves at most `MOST_UNITS`."""
-    common = gcd(*ledger.size, *(each.workspace_bytes for each in ledger.graph.operations)) or 1
-    return max(common, -(-(peak - ledger.constant) // MOST_UNITS))
 
 
 def _during(ledger: Ledger, units: list[int], unit: int) -> list[int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeplan.operator_graph import StorageKind
+from pipeplan.operator_graph import OperatorGraph, StorageKind
 from pipeplan.remat.graph.brute_force import best_order
 from pipeplan.remat.graph.intervals.search import SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
-from pipeplan.remat.graph.ledger import Ledger
+from pipeplan.remat.graph.ledger import Ledger, Order
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import (
     bytes_during,
@@ -25,8 +25,8 @@ from tests import grids
 LIMITS = SearchLimits(seconds=60)
 
 
-def _slots(seed: int, most: int, forwards: int = 4, backwards: int = 3) -> Slots:
-    ledger = Ledger(random_graph(seed, forwards, backwards))
+def _slots(seed: int, most: int, forwards: int = 4, backwards: int = 3, largest: int = 9) -> Slots:
+    ledger = Ledger(random_graph(seed, forwards, backwards, largest))
     return Slots(ledger, runs_of(ledger, most))
 
 
@@ -102,3 +102,73 @@ def test_optimum_is_that_of_brute_force(seed: int, most: int) -> None:
             assert not outcome.violations
             assert saved is None or outcome.saved_bytes <= saved
     assert told
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_byte_more_or_less_decides(seed: int) -> None:
+    """Sizes of up to a GiB without a common divisor are not rounded: proofs hold to the byte."""
+    slots = _slots(seed, 2, largest=2**30)
+    known: Order | None = slots.ledger.first_order()
+    while known is not None:
+        peak = peak_bytes(slots.ledger, known)
+        exact = search(slots, peak, None, LIMITS)
+        assert exact.proven
+        assert exact.bound_ns == further(slots.ledger, known)
+        below = search(slots, peak - 1, None, LIMITS)
+        known = best_order(slots, peak - 1, None)
+        assert below.proven
+        assert below.bound_ns == (None if known is None else further(slots.ledger, known))
+
+
+def test_more_units_than_64_bits_hold_prove_nothing() -> None:
+    """Sizes are rounded up then: what is found keeps the budget."""
+    slots = _slots(3, 2, largest=2**50)
+    peak = peak_bytes(slots.ledger, slots.ledger.first_order())
+    for budget in (peak, peak - 1, peak // 2):
+        found = search(slots, budget, None, LIMITS)
+        assert not found.proven
+        assert found.order is None or peak_bytes(slots.ledger, found.order) <= budget
+        assert found.bound_ns == 0
+
+
+def test_an_output_that_is_handed_back_may_be_made_anew() -> None:
+    """It need not be held from its first run on."""
+    sizes = (3, 6, 3, 4, 7, 5, 2)
+    kinds = ("input", "tangent", *["activation"] * 3, *["gradient"] * 2)
+    runs = (
+        ("F", [0], [2], 9, 2),
+        ("F", [0, 2], [3], 1, 3),
+        ("F", [0, 2, 3], [4], 1, 0),
+        ("I", [1, 2], [5], 9, 0),
+        ("I", [5], [6], 8, 2),
+    )
+    graph = OperatorGraph.from_data(
+        {
+            "format": "pipeplan-operators/1",
+            "name": "handed back",
+            "storages": [
+                {"name": f"s{i}", "bytes": size, "kind": kind}
+                for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
+            ],
+            "operations": [
+                {
+                    "name": f"o{i}",
+                    "phase": phase,
+                    "reads": reads,
+                    "writes": writes,
+                    "time_ns": time,
+                    "workspace_bytes": bytes_,
+                }
+                for i, (phase, reads, writes, time, bytes_) in enumerate(runs)
+            ],
+            "outputs": [4],
+            "input_gradients": [4],
+        }
+    )
+    ledger = Ledger(graph)
+    slots = Slots(ledger, runs_of(ledger, 2))
+    best = best_order(slots, 23, None)
+    found = search(slots, 23, None, LIMITS)
+    assert best is not None
+    assert found.proven
+    assert found.bound_ns == further(ledger, best) == 1
