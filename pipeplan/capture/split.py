@@ -162,7 +162,7 @@ def _told(
     said = "the model is compiled as a whole: its layers run as they were before" if whole else ""
     if task.compile:
         said = "layers are compiled one by one, but for modules that run as they are; not the loss"
-    return (*([said] if said else []), *eager_notes(kept), *_shared(layers))
+    return (*([said] if said else []), *eager_notes(kept), *_shared(layers), *_hooked(layers))
 
 
 def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
@@ -179,6 +179,23 @@ def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
             f"layers {', '.join(names)} share a parameter{several}: its gradient is added up layer"
             " by layer, so its last bits may differ from those of a loop that adds up all uses of"
             " a micro-batch first"
+        )
+
+
+def _hooked(layers: Mapping[str, nn.Module]) -> Iterator[str]:
+    """What hooks of parameters are given."""
+    names = [
+        f"{name}.{inner}"
+        for name, layer in layers.items()
+        for inner, parameter in layer.named_parameters()
+        if parameter._backward_hooks  # noqa: SLF001 - torch has no public name for them
+    ]
+    if names:
+        several = f" ({len(names)} parameters have some)" if len(names) > 1 else ""
+        yield (
+            f"hooks of parameter {names[0]!r}{several} are given the gradient of one micro-batch,"
+            " which is not divided by their number yet: one that clips by value clips more than in"
+            " a loop that divides losses"
         )
 
 

@@ -206,3 +206,62 @@ def test_one_that_merges_leaves_the_others_their_switch() -> None:
     with torch.no_grad():
         expected = copy.deepcopy(model).eval()
         assert torch.allclose(found, expected["scaling"](expected["merging"](rows)), atol=1e-5)
+
+
+class Remembering(nn.Module):
+    """Reads a buffer that the same forward has written, in both modes; counts evaluations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("room", torch.zeros(8, 4), persistent=False)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Each row with the one before it."""
+        value = torch.tanh(self.first(value))
+        self.room.copy_(value.detach().roll(1, 0))
+        if not self.training:
+            self.seen += 1
+            value = value + self.seen
+        result: Tensor = self.last(torch.relu(value + self.room))
+        return result
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_is_read_from_a_buffer_is_written_before(trains: bool) -> None:
+    """In both graphs; the second forward reads what the first one left."""
+    torch.manual_seed(0)
+    model, rows = Remembering(), torch.randn(8, 4)
+    task = Task(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=capture_tasks.sgd,
+        data=lambda _: (rows, rows),
+    )
+    alone = copy.deepcopy(model).train(trains)
+    made = split(task)
+    for layer in made.layers:
+        layer.train(trains)
+    with torch.no_grad():
+        for _ in range(2):
+            found, expected = run_layers(made, (rows,)), alone(rows)
+            assert isinstance(found, Tensor)
+            assert torch.equal(found, expected)
+    assert torch.equal(model.seen, alone.seen)
+
+
+def test_hooks_of_parameters_are_told() -> None:
+    """They see gradients of micro-batches that are not divided yet."""
+    model, rows = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4)
+    task = Task(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=capture_tasks.sgd,
+        data=lambda _: (rows, rows),
+    )
+    assert not any("hooks" in note for note in split(task).notes)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    (said,) = (note for note in split(task).notes if "hooks" in note)
+    assert "'0.weight' (4 parameters have some)" in said
