@@ -120,7 +120,7 @@ def _batches_of(task: Task, most: int) -> Iterator[MicroBatch]:
     alike = MicroBatches(task)
     for number in range(most):
         try:
-            batch = MicroBatch.of(task, number)
+            batch = alike.given(number)
         except InputError:
             return
         alike.check(number, batch)

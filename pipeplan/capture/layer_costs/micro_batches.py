@@ -25,9 +25,18 @@ class MicroBatches:
         Raises:
             InputError: if data fails, or gives what `check` refuses.
         """
-        batch = MicroBatch.of(self._task, number)
+        batch = self.given(number)
         self.check(number, batch)
         return batch
+
+    def given(self, number: int) -> MicroBatch:
+        """Micro-batch `number`, with the keys of its dicts in the order of micro-batch 0.
+
+        Raises:
+            InputError: if data fails.
+        """
+        (arguments, _), (target, _) = self._first
+        return MicroBatch.of(self._task, number, arguments, target)
 
     def check(self, number: int, batch: MicroBatch) -> None:
         """Refuse a micro-batch with other shapes, types or plain values than micro-batch 0.

@@ -264,4 +264,4 @@ def test_hooks_of_parameters_are_told() -> None:
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
     (said,) = (note for note in split(task).notes if "hooks" in note)
-    assert "'0.weight' (4 parameters have some)" in said
+    assert "'0:Linear.weight' (4 parameters have some)" in said
