@@ -155,6 +155,27 @@ def test_a_budget_that_is_too_small_names_one_that_does(
     assert main(words(file, least)) == 0
 
 
+@pytest.mark.parametrize("method", ["auto", "checkmate"])
+def test_a_broken_graph_is_told_as_such(
+    method: str,
+    few: tuple[OperatorGraph, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By place, whatever the method: it was called a bug of pipeplan."""
+    data = json.loads(few[1].read_text())
+    changes: list[tuple[str, Any]] = [
+        ("outputs", [len(data["storages"]) - 1]),
+        ("operations", [data["operations"][0] | {"reads": [0, 1]}, *data["operations"][1:]]),
+        ("operations", [data["operations"][0], *data["operations"]]),
+    ]
+    file = tmp_path / "broken.json"
+    for field, value in changes:
+        file.write_text(json.dumps(data | {field: value}))
+        assert main(words(file, 1000, "--method", method)) == 2
+        assert field in capsys.readouterr().err
+
+
 def test_a_chain_knows_no_search_and_no_method_of_graphs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
