@@ -13,6 +13,7 @@ from pipeplan.remat.graph.methods import METHODS
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.problem import Answer, Budget, GraphProblem, Option, Pareto
 from pipeplan.remat.programs import judge
+from pipeplan.sums import check_graph_sums
 
 SECONDS = 60.0
 """What a call may take where nothing else is said."""
@@ -42,7 +43,7 @@ def solve(
 
     Raises:
         InputError: if there is no such method, no budget, an update in the graph, a storage that
-            two operations make, or a graph too large for the method.
+            two operations make, numbers that nobody can add, or a graph too large for the method.
         KeyboardInterrupt: on Ctrl-C where no program is known, or nobody hears of progress.
     """
     if method not in METHODS:
@@ -50,6 +51,7 @@ def solve(
     if not budgets:
         raise InputError("budgets: got none, need at least one pair of peak and saved bytes")
     _check_micro_batch(problem.graph)
+    check_graph_sums(problem.graph)
     end = time.monotonic() + deadline_s
     search = Search(problem, tuple(budgets), end, limits or SearchLimits(deadline_s / 6))
     if say is None:
