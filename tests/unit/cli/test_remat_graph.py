@@ -13,7 +13,7 @@ from pipeplan.cli import remat, remat_graph
 from pipeplan.cli.entry import main
 from pipeplan.device_program import DeviceProgram
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.remat.graph import METHODS
+from pipeplan.remat.graph import METHODS, solve
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
@@ -121,6 +121,34 @@ def test_a_curve_has_all_methods_side_by_side(
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert main(words(file, kept(graph), "--curve", "2")) == 0
     assert "least-memory" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_the_curve_keeps_the_plan_and_what_is_done(
+    few: tuple[OperatorGraph, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan is printed before the curve begins; as JSON both are one document."""
+    graph, file = few
+    before = "nothing"
+
+    def pressed(problem: Any, budgets: Any, seconds: float, method: str) -> Any:
+        nonlocal before
+        if method == "rockmate":
+            before = capsys.readouterr().out
+            raise KeyboardInterrupt
+        return solve(problem, budgets, seconds, method)
+
+    monkeypatch.setattr("pipeplan.remat.graph.curve.solve", pressed)
+    assert main(words(file, kept(graph), "--curve", "2")) == 0
+    assert "over running every operation once" in before
+    printed = capsys.readouterr()
+    assert "rotor" in printed.out
+    assert "interrupted: the curve lacks rockmate, auto, least-memory" in printed.err
+    assert main(words(file, kept(graph), "--curve", "2", "--json")) == 0
+    assert before == ""
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures["curve"][0]) == ["budget_bytes", "keep-all", "rotor"]
 
 
 @pytest.mark.parametrize(
