@@ -8,6 +8,8 @@ docs/reference/device-programs.md is the contract.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -179,52 +181,144 @@ class OperatorGraph(Document):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        there = {i for i, each in enumerate(self.storages) if each.kind in GIVEN}
-        backward = False
-        for index, operation in enumerate(self.operations):
-            where = f"operations[{index}]"
-            for storage in (*operation.reads, *operation.writes):
-                self._check_index(storage, where)
-            missing = next((each for each in operation.reads if each not in there), None)
-            if missing is not None:
+        self._check_phases()
+        comes = self._comes()
+        self._check_reads(comes)
+        forwards = self.forwards
+        self._check_handed("outputs", self.outputs, comes, forwards, "no forward")
+        self._check_handed("input_gradients", self.input_gradients, comes, self._ends, "nothing")
+        for storage, each in enumerate(self.storages):
+            where = f"storages[{storage}]"
+            if storage not in comes:
                 raise ValueError(
-                    f"{where}.reads: got storage {missing}, which nothing before makes; need"
-                    " operations in an order in which they may run"
+                    f"{where}: got one of kind {each.kind} that no operation makes; need it in the"
+                    " writes of one, or left out"
                 )
-            self._check_writes(operation, where)
-            if backward and operation.phase is Phase.FORWARD:
-                raise ValueError(f"{where}.phase: got F behind I or W, need forwards first")
-            backward |= operation.phase is not Phase.FORWARD
-            there.update(operation.writes)
-        for name, handed in (("outputs", self.outputs), ("input_gradients", self.input_gradients)):
-            for storage in handed:
-                self._check_index(storage, name)
-                if storage not in there:
-                    raise ValueError(f"{name}: got storage {storage}, which nothing makes")
+            _check_targets(each, where)
+            if each.kind is StorageKind.NEW_BUFFER and comes[storage] >= forwards:
+                raise ValueError(
+                    f"{where}: got a new buffer that no forward makes, need one that does"
+                )
         return self
 
-    def _check_writes(self, operation: Operation, where: str) -> None:
+    def _check_reads(self, comes: dict[int, int]) -> None:
+        """Everything is there when it is read, old values of buffers too.
+
+        Raises:
+            ValueError: if one is not.
+        """
+        changed = {name for storage in self.updated for name in self.storages[storage].targets}
+        for index, (turn, operation) in enumerate(self._turns()):
+            where = f"operations[{index}].reads"
+            for storage in operation.reads:
+                self._check_index(storage, where)
+                each = self.storages[storage]
+                if comes.get(storage, self._ends) >= turn:
+                    raise ValueError(f"{where}: got storage {storage}, {self._late(storage)}")
+                old = each.kind is StorageKind.BUFFER and each.name in changed
+                if old and turn > index:
+                    raise ValueError(
+                        f"{where}: got storage {storage}, a buffer which has new values behind"
+                        " the forwards; need a storage with what the backward is to read"
+                    )
+
+    def _check_handed(
+        self, name: str, handed: tuple[int, ...], comes: dict[int, int], before: int, who: str
+    ) -> None:
+        """What the caller gets comes before he gets it.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        for storage in handed:
+            self._check_index(storage, name)
+            if comes.get(storage, self._ends) >= before:
+                maker = who if storage in comes else "nothing"
+                raise ValueError(f"{name}: got storage {storage}, which {maker} makes")
+
+    @property
+    def _ends(self) -> int:
+        """A place behind all operations."""
+        return len(self.operations) + 1
+
+    def _turns(self) -> Iterator[tuple[int, Operation]]:
+        """Operations with their places: tangents come between forwards and backwards."""
+        forwards = self.forwards
+        for index, operation in enumerate(self.operations):
+            yield index + (index >= forwards), operation
+
+    def _comes(self) -> dict[int, int]:
+        """By storage the place where it first comes, -1 where it is there before all.
+
+        Raises:
+            ValueError: if an operation writes what it may not, or a storage twice.
+        """
+        comes = {i: -1 for i, each in enumerate(self.storages) if each.kind in GIVEN}
+        tangents = (i for i in comes if self.storages[i].kind is StorageKind.TANGENT)
+        comes |= dict.fromkeys(list(tangents), self.forwards)
+        for index, (turn, operation) in enumerate(self._turns()):
+            where = f"operations[{index}].writes"
+            for storage, times in Counter(operation.writes).items():
+                self._check_index(storage, where)
+                self._check_written(operation, storage, where)
+                if times > 1:
+                    raise ValueError(f"{where}: got storage {storage} twice, need it once")
+                comes.setdefault(storage, turn)
+        return comes
+
+    def _late(self, storage: int) -> str:
+        """Why a storage cannot be read yet."""
+        if self.storages[storage].kind is StorageKind.TANGENT:
+            return "a tangent, which comes behind the forwards; need what is there before"
+        return "which nothing before makes; need operations in an order in which they may run"
+
+    def _check_phases(self) -> None:
+        """Forwards come first.
+
+        Raises:
+            ValueError: if one does not.
+        """
+        for index, operation in enumerate(self.operations[self.forwards :], self.forwards):
+            if operation.phase is Phase.FORWARD:
+                raise ValueError(
+                    f"operations[{index}].phase: got F behind I or W, need forwards first"
+                )
+
+    def _check_written(self, operation: Operation, storage: int, where: str) -> None:
         """Updates write what stays, other operations what is not given.
 
         Raises:
             ValueError: if one does not.
         """
-        update = operation.phase is Phase.UPDATE
-        for storage in operation.writes:
-            kind = self.storages[storage].kind
-            if update and kind not in PERMANENT:
-                raise ValueError(
-                    f"{where}.writes: got storage {storage} of kind {kind}, need of an update"
-                    f" one of {', '.join(PERMANENT)}"
-                )
-            if not update and kind in GIVEN:
-                raise ValueError(
-                    f"{where}.writes: got storage {storage} of kind {kind}, need one that"
-                    " operations make"
-                )
+        kind, update = self.storages[storage].kind, operation.phase is Phase.UPDATE
+        if update and kind not in PERMANENT:
+            raise ValueError(
+                f"{where}: got storage {storage} of kind {kind}, need of an update"
+                f" one of {', '.join(PERMANENT)}"
+            )
+        if not update and kind in GIVEN:
+            raise ValueError(
+                f"{where}: got storage {storage} of kind {kind}, need one that operations make"
+            )
 
     def _check_index(self, storage: int, where: str) -> None:
         if storage >= len(self.storages):
             raise ValueError(
                 f"{where}: got storage {storage}, need one below {len(self.storages)}"
             )
+
+
+def _check_targets(storage: Storage, where: str) -> None:
+    """What is made anew is added to gradients or copied into buffers, what stays is not.
+
+    Raises:
+        ValueError: if it is.
+    """
+    if storage.targets and storage.kind in (*PERMANENT, StorageKind.INPUT):
+        raise ValueError(
+            f"{where}.targets: got some of kind {storage.kind}, need none of what stays"
+        )
+    if storage.kind is StorageKind.NEW_BUFFER and not storage.targets:
+        raise ValueError(
+            f"{where}.targets: got none of a new buffer, need the buffers that it is copied into"
+        )

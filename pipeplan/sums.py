@@ -1,7 +1,7 @@
-"""What a chain's numbers add up to: files hold each of them, nobody all sums of them.
+"""What the numbers of a chain or a graph add up to: files hold each, nobody all sums of them.
 
 Solvers add times of layers over GPUs and bytes of all kinds in 64 bits, and a plan file tells what
-a whole step takes. So chains whose sums leave that range are refused before anything is computed.
+a whole step takes. So files whose sums leave that range are refused before anything is computed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import ceil
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Links
 from pipeplan.errors import InputError
+from pipeplan.operator_graph import OperatorGraph
 from pipeplan.units import MAX_INT
 
 MOST = MAX_INT // 64
@@ -31,7 +32,8 @@ def check_sums(chain: Chain, cluster: Cluster | None = None, microbatches: int =
         InputError: if its bytes, or the times of a step, add up to too much.
     """
     size = chain.input_bytes + sum(_numbers(chain, "_bytes"))
-    _check(chain, "bytes", size, "Check that they are bytes")
+    name = f"chain {chain.name!r}"
+    _check(name, "bytes", size, "Check that they are bytes")
     time, what = sum(_numbers(chain, "_ns")), "times"
     if cluster is not None:
         gpus = len(cluster.gpus)
@@ -44,7 +46,20 @@ def check_sums(chain: Chain, cluster: Cluster | None = None, microbatches: int =
             " and of the links)"
         )
     step = "Check that they are ns, and speeds, bandwidths and the number of micro-batches"
-    _check(chain, what, time, step)
+    _check(name, what, time, step)
+
+
+def check_graph_sums(graph: OperatorGraph) -> None:
+    """Refuse a graph whose totals leave the range of integers that can be computed with.
+
+    Raises:
+        InputError: if the bytes of its storages and workspaces, or its times, add up to too much.
+    """
+    name = f"graph {graph.name!r}"
+    size = graph.gradient_bytes + sum(each.bytes for each in graph.storages)
+    size += sum(each.workspace_bytes for each in graph.operations)
+    _check(name, "bytes", size, "Check that they are bytes")
+    _check(name, "times", sum(each.time_ns for each in graph.operations), "Check that they are ns")
 
 
 def _numbers(chain: Chain, ending: str) -> Iterator[int]:
@@ -77,8 +92,6 @@ def _links(links: Links) -> Iterable[tuple[int, int | None]]:
     return pairs | {(links.latency_ns, links.bandwidth_bytes_per_s)}
 
 
-def _check(chain: Chain, what: str, total: int, step: str) -> None:
+def _check(name: str, what: str, total: int, step: str) -> None:
     if total > MOST:
-        raise InputError(
-            f"chain {chain.name!r}: its {what} sum to {total}, need at most {MOST}. {step}."
-        )
+        raise InputError(f"{name}: its {what} sum to {total}, need at most {MOST}. {step}.")

@@ -52,6 +52,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def printable(text: str) -> str:
+    """`text` on one line, a `?` for each character that cannot be printed."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 def parse_bytes(text: str, what: str = "size") -> int:
     """Bytes in `text` such as `16GiB`, `12.5MB` or a plain number; rounded down.
 

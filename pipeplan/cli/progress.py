@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -12,6 +13,12 @@ from pipeplan.units import format_ns
 
 if TYPE_CHECKING:
     from pipeplan.planner import Progress
+
+
+def timed() -> Callable[[str], None]:
+    """Says news behind the seconds since now."""
+    begin = time.monotonic()
+    return lambda news: common.say(f"{time.monotonic() - begin:6.1f} s  {news}")
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, output, remat_graph, remat_states
+from pipeplan.cli import common, flags, output, progress, remat_curve, remat_graph, remat_states
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeplan.chain import Chain
     from pipeplan.operator_graph import OperatorGraph
     from pipeplan.remat import Costs, HostLink, Rematerialization
@@ -136,20 +139,24 @@ def _run_chain(args: argparse.Namespace, chain: Chain) -> int:
     costs = from_chain(chain)
     channel = _channel(args)
     slots = args.slots or SLOTS
-    found = rematerialize_chain(costs, args.budget, args.method, slots, channel)
+    common.say(f"planning {costs.layers} layers")
+    heard = progress.timed()
+    found = rematerialize_chain(costs, args.budget, args.method, slots, channel, heard)
     if args.output:
         output.write(args.output, found.schedule.to_text(), args.force)
-    points = _curve(args, costs, channel)
     if args.picture:
         from pipeplan.report.budget import draw_memory
 
         draw_memory(found, args.chain, args.picture)
+    if not args.json and args.output != "-":
+        _present(costs, found)
+        sys.stdout.flush()  # a curve takes minutes
+    points = _curve(args, costs, channel)
     if args.output == "-":
         return 0
     if args.json:
         common.emit(_figures(costs, found) | ({"curve": points} if points else {}))
     else:
-        _present(costs, found)
         _list(points)
     common.then(f"in Python: {_call(found, sum(layer.optimizer_bytes for layer in chain.layers))}")
     return 0
@@ -209,29 +216,26 @@ def _channel(args: argparse.Namespace) -> HostLink | None:
 
 def _curve(
     args: argparse.Namespace, costs: Costs, channel: HostLink | None
-) -> list[dict[str, int | None]]:
-    """One entry per budget: bytes, and ns by method; drawn where asked for."""
+) -> list[remat_curve.Point]:
+    """Drawn where asked for."""
     if not args.curve and not args.curve_picture:
         return []
     from pipeplan.remat import CURVE, OFFLOADING, budgets, curve
 
-    limits = budgets(costs, channel, args.curve or 9)
-    points: list[dict[str, int | None]] = [{"budget_bytes": limit} for limit in limits]
-    for method in CURVE:
-        if channel is None and method in OFFLOADING:
-            continue
+    def find(method: str, limits: Sequence[int]) -> list[int | None]:
         common.say(f"curve: {method}")
         found = curve(costs, limits, args.slots or SLOTS, channel, (method,))[method]
-        for point, each in zip(points, found, strict=True):
-            point[method] = None if each is None else each.outcome.makespan_ns
-    if args.curve_picture:
-        from pipeplan.report.budget import curves_of, draw_curves
+        return [None if each is None else each.outcome.makespan_ns for each in found]
 
-        draw_curves([curves_of(args.chain, points)], args.curve_picture)
+    methods = [each for each in CURVE if channel is not None or each not in OFFLOADING]
+    count = args.curve or remat_curve.BUDGETS
+    limits, times = remat_curve.by_method(methods, lambda: budgets(costs, channel, count), find)
+    points = remat_curve.points(limits, times)
+    remat_curve.draw(args.chain, points, args.curve_picture)
     return points
 
 
-def _list(points: list[dict[str, int | None]]) -> None:
+def _list(points: list[remat_curve.Point]) -> None:
     from pipeplan.units import format_bytes, format_ns
 
     for point in points:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import time
+import sys
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, output
+from pipeplan.cli import common, flags, output, progress, remat_curve
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeplan.operator_graph import OperatorGraph
     from pipeplan.remat.graph import Answer, Option
 
@@ -33,18 +35,20 @@ def run(args: argparse.Namespace, graph: OperatorGraph) -> int:
     assert option is not None
     if args.output:
         output.write(args.output, option.program.to_text(), args.force)
-    points = _curve(args, graph, seconds)
     if args.picture:
         from pipeplan.report.budget import draw_program_memory
 
         title = f"{graph.name}: {option.method}"
         draw_program_memory(option.outcome, args.budget, title, args.picture)
+    if not args.json and args.output != "-":
+        _present(graph, answer, option)
+        sys.stdout.flush()  # a curve takes minutes
+    points = _curve(args, graph, seconds)
     if args.output == "-":
         return 0
     if args.json:
         common.emit(_figures(graph, answer, option) | ({"curve": points} if points else {}))
     else:
-        _present(graph, answer, option)
         _table(graph, points)
     method = args.method if args.method in _IN_PYTHON else "operators"
     call = f"pipeplan.rematerialize(module, sample, budget={args.budget}, method='{method}')"
@@ -83,11 +87,7 @@ def _answer(graph: OperatorGraph, budget: int, method: str, seconds: float) -> A
     from pipeplan.units import format_bytes
 
     common.say(f"planning {len(graph.operations)} operators, at most {seconds:g} s")
-    asked, begin = GraphProblem(graph), time.monotonic()
-
-    def heard(news: str) -> None:
-        common.say(f"{time.monotonic() - begin:6.1f} s  {news}")
-
+    asked, heard = GraphProblem(graph), progress.timed()
     (answer,) = solve(asked, [Budget(budget)], seconds, method, say=heard).answers
     if answer.option is not None:
         return answer
@@ -108,26 +108,30 @@ def _answer(graph: OperatorGraph, budget: int, method: str, seconds: float) -> A
 
 def _curve(
     args: argparse.Namespace, graph: OperatorGraph, seconds: float
-) -> list[dict[str, int | None]]:
-    """One entry per budget: bytes, and ns by method; drawn where asked for."""
+) -> list[remat_curve.Point]:
+    """Drawn where asked for."""
     if not args.curve and not args.curve_picture:
         return []
-    from pipeplan.remat.graph import graph_budgets, graph_curve
+    from pipeplan.remat.graph import CURVE, auto_of_all, graph_budgets, graph_curve
 
-    limits = graph_budgets(graph, args.curve or 9, seconds)
-    points: list[dict[str, int | None]] = [{"budget_bytes": limit} for limit in limits]
-    for method, answers in graph_curve(graph, limits, seconds, common.say).items():
-        for point, each in zip(points, answers, strict=True):
-            option = each.option
-            point[method] = None if option is None else option.outcome.makespan_ns
-    if args.curve_picture:
-        from pipeplan.report.budget import curves_of, draw_curves
+    def find(method: str, limits: Sequence[int]) -> tuple[Answer, ...]:
+        return graph_curve(graph, limits, seconds, common.say, (method,))[method]
 
-        draw_curves([curves_of(graph.name, points)], args.curve_picture)
+    count = args.curve or remat_curve.BUDGETS
+    limits, found = remat_curve.by_method(
+        CURVE, lambda: graph_budgets(graph, count, seconds), find
+    )
+    options = {method: [each.option for each in row] for method, row in auto_of_all(found).items()}
+    times = {
+        method: [None if each is None else each.outcome.makespan_ns for each in row]
+        for method, row in options.items()
+    }
+    points = remat_curve.points(limits, times)
+    remat_curve.draw(graph.name, points, args.curve_picture)
     return points
 
 
-def _table(graph: OperatorGraph, points: list[dict[str, int | None]]) -> None:
+def _table(graph: OperatorGraph, points: list[remat_curve.Point]) -> None:
     """Time over budget, methods side by side."""
     if not points:
         return

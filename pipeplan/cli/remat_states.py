@@ -125,11 +125,13 @@ def _present(plan: StatePlan) -> None:
     from pipeplan.units import format_bytes, format_ns
 
     problem, outcome, machine = plan.problem, plan.outcome, plan.problem.machine
-    bound = plan.relaxation.bound_ns
+    bound, gap = int(plan.relaxation.bound_ns), plan.gap
+    # Nothing to compute: a share of it says nothing.
+    share = f"{outcome.makespan_ns / problem.compute_ns:.1%}" if problem.compute_ns else "?"
     print(
-        f"step {format_ns(outcome.makespan_ns)}, {outcome.makespan_ns / problem.compute_ns:.1%} of"
-        f" one without limits ({format_ns(problem.compute_ns)}, updates on the device);"
-        f" bound {format_ns(int(bound))}, gap {1 - bound / outcome.makespan_ns:.1%}"
+        f"step {format_ns(outcome.makespan_ns)}, {share} of one without limits"
+        f" ({format_ns(problem.compute_ns)}, updates on the device);"
+        f" bound {format_ns(bound)}, gap {'?' if gap is None else f'{gap:.1%}'}"
     )
     print(
         f"device peak {format_bytes(outcome.peak_bytes)} of {format_bytes(machine.device_bytes)};"

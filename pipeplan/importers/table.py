@@ -11,6 +11,12 @@ from pipeplan.units import parse_time_ns, shown
 
 _UNITS = ("ns", "us", "ms", "s")
 _REQUIRED = ("name", "forward_ns", "backward_ns", "output_bytes")
+_FIELDS = tuple(
+    field for field in Layer.model_fields if field not in ("riding", "modules", "options")
+)
+"""What a cell can fill; the others are lists of records, or of exporters."""
+_SIGNED = ("forward_workspace_bytes", "backward_workspace_bytes", "input_backward_workspace_bytes")
+"""Sizes that may be below zero."""
 
 
 def csv_layers(
@@ -23,10 +29,11 @@ def csv_layers(
 ) -> Chain:
     """The chain whose layers are the rows of `text`.
 
-    The first row names the columns: fields of `Layer`, required are name, forward_ns, backward_ns
-    and output_bytes. A time may be given in another unit by another suffix: `forward_ms`. Sizes
-    are whole bytes, times decimal numbers (rounded up to whole ns), `parameters` are separated by
-    spaces; an empty cell means the field's default.
+    The first row names the columns: fields of `Layer` but `riding`, `modules` and `options`;
+    required are name, forward_ns, backward_ns and output_bytes. A time may be given in another
+    unit by another suffix: `forward_ms`. Sizes are whole bytes, below zero where the field may
+    be, times decimal numbers (rounded up to whole ns), `parameters` are separated by spaces; an
+    empty cell means the field's default.
 
     Args:
         text: the table.
@@ -65,12 +72,12 @@ def _columns(header: list[str], where: str) -> list[tuple[str, str]]:
     columns: list[tuple[str, str]] = []
     for title in (cell.strip() for cell in header):
         base, _, unit = title.rpartition("_")
-        timed = f"{base}_ns" in Layer.model_fields and unit in _UNITS
+        timed = f"{base}_ns" in _FIELDS and unit in _UNITS
         field = f"{base}_ns" if timed else title
-        if field not in Layer.model_fields:
+        if field not in _FIELDS:
             raise InputError(
                 f"{place}: got the column {shown(title)}, need fields of a layer:"
-                f" {', '.join(Layer.model_fields)}"
+                f" {', '.join(_FIELDS)}"
             )
         if field in dict(columns):
             raise InputError(f"{place}: got {field} in two columns, need it in one")
@@ -99,6 +106,7 @@ def _value(field: str, unit: str, cell: str, place: str) -> object:
         return cell.split()
     if unit:
         return parse_time_ns(f"{cell} {unit}", place)
-    if not (cell.isascii() and cell.isdigit() and len(cell) <= 20):
+    digits = cell.removeprefix("-") if field in _SIGNED else cell
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
         raise InputError(f"{place}: got {shown(cell)}, need whole bytes")
     return int(cell)

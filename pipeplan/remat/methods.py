@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -220,6 +220,7 @@ def rematerialize_chain(
     method: str = "auto",
     slots: int = 500,
     channel: HostLink | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Rematerialization:
     """The fastest schedule of `method` within `budget` bytes, static bytes included.
 
@@ -229,10 +230,13 @@ def rematerialize_chain(
         method: a name in `METHODS`, or `auto` for the best of all.
         slots: memory units of the dynamic programs; POFO takes at most `POFO_SLOTS`.
         channel: the way to the host; None where nothing may be offloaded.
+        say: hears of progress. Where it is given, Ctrl-C ends the search with what is known, if
+            anything within the budget is.
 
     Raises:
         InputError: if the chain is too long for the tables, or the method needs a channel.
         InfeasibleError: if the method has no schedule that small; names layer and bytes.
+        KeyboardInterrupt: on Ctrl-C where no schedule is known, or nobody hears of progress.
     """
     if costs.layers > _MAX_LAYERS or costs.layers**2 * slots > _MAX_ENTRIES:
         raise InputError(
@@ -244,18 +248,46 @@ def rematerialize_chain(
         raise InputError(
             f"method {method}: got no way to the host, need one. Give channel=HostLink(...)."
         )
-    return _best(RematProblem(costs, budget, slots, channel), method)
+    problem = RematProblem(costs, budget, slots, channel)
+    tried = tuple(each for each in _AUTO if channel or each not in OFFLOADING)
+    return _best(problem, method, _found(problem, tried if method == "auto" else (method,), say))
 
 
-def _best(problem: RematProblem, method: str) -> Rematerialization:
-    tried = tuple(each for each in _AUTO if problem.channel or each not in OFFLOADING)
-    found = [
-        Rematerialization(
-            name, schedule, judge(problem.costs, schedule, None, problem.host), problem.budget
-        )
-        for name in (tried if method == "auto" else (method,))
-        for schedule in METHODS[name](problem)
-    ]
+def _found(
+    problem: RematProblem, methods: Iterable[str], say: Callable[[str], None] | None
+) -> list[Rematerialization]:
+    """What the methods find, one after the other, within the budget or not.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, unless somebody hears of it and something is within.
+    """
+    found: list[Rematerialization] = []
+    try:
+        for name in methods:
+            if say is not None:
+                say(f"trying {name}")
+            found += [
+                Rematerialization(
+                    name, each, judge(problem.costs, each, None, problem.host), problem.budget
+                )
+                for each in METHODS[name](problem)
+            ]
+    except KeyboardInterrupt:
+        if say is None or all(each.outcome.peak_bytes > problem.budget for each in found):
+            raise
+        say("interrupted: the best so far")
+    return found
+
+
+def _best(
+    problem: RematProblem, method: str, found: Sequence[Rematerialization]
+) -> Rematerialization:
+    """The fastest of what `method` found within the budget.
+
+    Raises:
+        InternalError: if one breaks a rule.
+        InfeasibleError: if nothing is within.
+    """
     for each in found:
         if each.outcome.violations:
             raise InternalError(

@@ -63,8 +63,8 @@ def cloud_figure(picture: Picture) -> Figure:
     axes.set_title(picture.title, loc="left")
     axes.set_xlabel("memory per GPU")
     axes.set_ylabel("period per micro-batch")
-    axes.set_yscale("log")
     _limit(axes, picture)
+    axes.set_yscale("log")
     _mark(axes)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
@@ -90,11 +90,15 @@ def _scatter(axes: Axes, picture: Picture) -> None:
 
 
 def _limit(axes: Axes, picture: Picture) -> None:
-    """Show the memories that were asked for, and times up to half more than our longest."""
-    asked = [size for size, _ in (*picture.ours, *picture.bound)]
-    times = [time for _, time in (*picture.ours, *picture.bound)]
+    """Show the memories that were asked for, and times up to half more than our longest.
+
+    A time of 0 has no place on a logarithmic axis; where all are, the axis shows any.
+    """
+    asked = (*picture.ours, *picture.bound)
     if asked:
-        axes.set_xlim(0.9 * min(asked), max(1, 1.05 * max(asked)))
+        sizes = [size for size, _ in asked]
+        axes.set_xlim(0.9 * min(sizes), max(1, 1.05 * max(sizes)))
+        times = [time for _, time in asked if time > 0] or [1]
         axes.set_ylim(0.9 * min(times), 1.5 * max(times))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len, set_cell_size
 
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.units import format_ns
+from pipeplan.units import format_ns, printable
 
 _FILL = {OpKind.F: "-", OpKind.B: "=", OpKind.I: "=", OpKind.W: "+"}
 _TRANSFER = "~"
@@ -80,7 +80,7 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
 
 def short(name: str, most: int = 24) -> str:
     """`name` on one line of at most `most` characters: its begin, and its end with the numbers."""
-    shown = "".join(each if each.isprintable() else "?" for each in name)
+    shown = printable(name)
     head = most // 3
     return shown if len(shown) <= most else f"{shown[:head]}…{shown[head + 1 - most :]}"
 

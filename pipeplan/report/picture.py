@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan.errors import InputError
+from pipeplan.units import printable
 from pipeplan.whole_file import replace
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def save(make: Callable[[], Figure], path: str | Path, *, dpi: int, font: int = 10) -> None:
     """Draw what `make` gives into `path`; its ending (.png, .svg, .pdf) chooses the format.
 
-    Names are shown as they are written: a `$` in one begins no formula.
+    Names are shown as they are written: a `$` in one begins no formula. What no font has a glyph
+    for, such as control characters, is a `?`.
 
     Args:
         make: Draws the figure, without any global state.
@@ -37,11 +39,25 @@ def save(make: Callable[[], Figure], path: str | Path, *, dpi: int, font: int = 
         metadata = {"Date": None} if str(path).endswith(".svg") else None
         drawn = BytesIO()
         try:
-            make().savefig(drawn, dpi=dpi, metadata=metadata, format=Path(path).suffix[1:])
+            figure = make()
+            _clean(figure)
+            figure.savefig(drawn, dpi=dpi, metadata=metadata, format=Path(path).suffix[1:])
             # Only now: Ctrl-C while it is drawn leaves what was there.
             _put(Path(path), drawn.getvalue())
         except (OSError, ValueError) as error:
             raise InputError(f"picture {path}: cannot be written: {error}") from None
+
+
+def _clean(figure: Figure) -> None:
+    """Puts a `?` for what cannot be printed in titles, labels and legends; lines stay lines."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        written = text.get_text()
+        shown = "\n".join(map(printable, written.split("\n")))
+        if shown != written:
+            text.set_text(shown)
 
 
 def _put(path: Path, content: bytes) -> None:

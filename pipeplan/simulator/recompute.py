@@ -115,7 +115,7 @@ def _run(
             "input_backward_workspace_bytes": inputs - outside,
             **_weights(layers),
         }
-    return Layer(
+    return Layer.model_construct(  # its sums may be more than a file may hold
         name=f"{layers[0].name}..{layers[-1].name}",
         output_bytes=exit_,
         output_gradient_bytes=layers[-1].output_gradient_bytes,

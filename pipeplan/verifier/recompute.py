@@ -92,7 +92,7 @@ def _run(chain: Chain, span: tuple[int, int], inner: LayerRanges, saved_before: 
     entry = chain.input_of(first)
     ends = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
     forward = sum(layer.forward_ns for layer in layers)
-    return Layer(
+    return Layer.model_construct(  # its sums may be more than a file may hold
         name=f"{layers[0].name}..{layers[-1].name}" if last > first else layers[0].name,
         forward_ns=forward,
         backward_ns=forward + sum(layer.backward_ns for layer in layers),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pipeplan import lowering, simulator
+from pipeplan.errors import InputError, InvalidPlanError
 from pipeplan.plan import Plan, Remat, Stage
 from pipeplan.testing.plans import settle
-from pipeplan.verifier import audit, verify
+from pipeplan.units import MAX_INT
+from pipeplan.verifier import Rule, audit, verify
 from tests import handmade
 
 CHAIN = handmade.chain(
@@ -99,6 +101,21 @@ def test_buffers_are_copied_beside_the_second_forward() -> None:
     assert verify(again) == ()
     assert again.memory[0].peak_bytes == 42
     assert simulator.check(again, lowering.lower(again)).memory == again.memory
+
+
+@pytest.mark.parametrize(
+    "field", ["forward_ns", "backward_ns", "output_bytes", "saved_bytes", "optimizer_bytes"]
+)
+def test_a_run_whose_sums_no_file_holds_is_judged(field: str) -> None:
+    """The verifier never raises, and a replay says what it found; both called it a bug."""
+    plan = one_stage((1, 2), 9, 20)
+    layers = [layer.model_copy(update={field: MAX_INT}) for layer in CHAIN.layers]
+    chain = CHAIN.model_copy(update={"layers": tuple(layers)})
+    changed = plan.model_copy(update={"chain": chain, "chain_digest": chain.digest()})
+    wanted = Rule.DURATIONS if field.endswith("_ns") else Rule.BUDGET
+    assert wanted in {violation.rule for violation in verify(changed)}
+    with pytest.raises((InputError, InvalidPlanError), match=r"differs|got a peak of"):
+        simulator.simulate(changed, lowering.lower(changed))
 
 
 def test_a_second_micro_batch_costs_what_is_kept() -> None:

@@ -11,7 +11,10 @@ from pipeplan.compare import Request, compare
 from pipeplan.errors import InputError
 from pipeplan.planner import Config, solve
 from pipeplan.remat import from_chain
+from pipeplan.remat.graph import Budget, GraphProblem
+from pipeplan.remat.graph import solve as solve_graph
 from pipeplan.sums import MOST, check_sums
+from pipeplan.testing.random_graphs import random_graph
 from tests import handmade
 
 QUICK = Config(time_limit_s=1, workers=1)
@@ -52,3 +55,16 @@ def test_one_device_knows_no_transfers() -> None:
     check_sums(chain, uniform(1, 1, bandwidth_bytes_per_s=1))
     with pytest.raises(InputError, match="'handmade': its times sum to"):
         from_chain(handmade.chain([(MOST, 1)]))
+
+
+def test_a_graph_of_operators_has_sums_as_well() -> None:
+    """Blocks of it hold several of its numbers in one."""
+    graph = random_graph(2, 4, 3)
+    large = [each.model_copy(update={"bytes": 2**61}) for each in graph.storages]
+    with pytest.raises(InputError, match=f"graph 'random 2': its bytes sum to .* at most {MOST}"):
+        solve_graph(GraphProblem(graph.model_copy(update={"storages": tuple(large)})), [Budget(9)])
+    slow = [each.model_copy(update={"time_ns": MOST}) for each in graph.operations]
+    with pytest.raises(InputError, match="graph 'random 2': its times sum to"):
+        solve_graph(
+            GraphProblem(graph.model_copy(update={"operations": tuple(slow)})), [Budget(9)]
+        )

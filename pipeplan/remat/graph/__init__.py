@@ -1,6 +1,12 @@
 """Solvers of operator graphs: what runs again, and when, within budgets of bytes."""
 
-from pipeplan.remat.graph.curve import CURVE, graph_budgets, graph_curve, least_peak
+from pipeplan.remat.graph.curve import (
+    CURVE,
+    auto_of_all,
+    graph_budgets,
+    graph_curve,
+    least_peak,
+)
 from pipeplan.remat.graph.intervals.search import SearchLimits
 from pipeplan.remat.graph.methods import METHODS
 from pipeplan.remat.graph.problem import Answer, Budget, GraphProblem, Option, Pareto, front
@@ -15,6 +21,7 @@ __all__ = [
     "Option",
     "Pareto",
     "SearchLimits",
+    "auto_of_all",
     "front",
     "graph_budgets",
     "graph_curve",

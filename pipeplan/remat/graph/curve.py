@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.graph.problem import Answer, Budget, GraphProblem
@@ -46,10 +46,18 @@ def graph_curve(
         say(f"curve: {method}")
         budgets = [Budget(limit) for limit in limits]
         found[method] = solve(GraphProblem(graph), budgets, seconds, method).answers
-    if "auto" in found:
-        # It tries the others, too: what they found with more time for themselves counts for it.
-        found["auto"] = tuple(min(each, key=_time) for each in zip(*found.values(), strict=True))
-    return found
+    return auto_of_all(found)
+
+
+def auto_of_all(found: Mapping[str, tuple[Answer, ...]]) -> dict[str, tuple[Answer, ...]]:
+    """`found`, answers by method, in which auto has the fastest of all at each budget.
+
+    It tries the others, too: what they found with more time for themselves counts for it.
+    """
+    if "auto" not in found:
+        return dict(found)
+    fastest = tuple(min(each, key=_time) for each in zip(*found.values(), strict=True))
+    return {**found, "auto": fastest}
 
 
 def _time(answer: Answer) -> float:

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from pipeplan.errors import InputError, InternalError
+from pipeplan.operator_graph import OperatorGraph, Phase
 from pipeplan.remat.graph.intervals.search import SearchLimits
 from pipeplan.remat.graph.knowledge import Search
 from pipeplan.remat.graph.methods import METHODS
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.problem import Answer, Budget, GraphProblem, Option, Pareto
 from pipeplan.remat.programs import judge
+from pipeplan.sums import check_graph_sums
 
 SECONDS = 60.0
 """What a call may take where nothing else is said."""
@@ -40,13 +42,16 @@ def solve(
             anything is.
 
     Raises:
-        InputError: if there is no such method, no budget, or a graph too large for the method.
+        InputError: if there is no such method, no budget, an update in the graph, a storage that
+            two operations make, numbers that nobody can add, or a graph too large for the method.
         KeyboardInterrupt: on Ctrl-C where no program is known, or nobody hears of progress.
     """
     if method not in METHODS:
         raise InputError(f"method: got {method!r}, need one of {', '.join(METHODS)}")
     if not budgets:
         raise InputError("budgets: got none, need at least one pair of peak and saved bytes")
+    _check_micro_batch(problem.graph)
+    check_graph_sums(problem.graph)
     end = time.monotonic() + deadline_s
     search = Search(problem, tuple(budgets), end, limits or SearchLimits(deadline_s / 6))
     if say is None:
@@ -55,6 +60,29 @@ def solve(
         search.say = say
         _keep_best(search, method)
     return Pareto(tuple(_answer(search, budget) for budget in budgets))
+
+
+def _check_micro_batch(graph: OperatorGraph) -> None:
+    """Refuse a graph of a whole step, and one that says in several ways how a storage is made.
+
+    Raises:
+        InputError: names the operation.
+    """
+    makers: dict[int, int] = {}
+    for index, operation in enumerate(graph.operations):
+        where = f"graph {graph.name!r}: operations[{index}]"
+        if operation.phase is Phase.UPDATE:
+            raise InputError(
+                f"{where}.phase: got U, an update, need the operations of one micro-batch. Leave"
+                " updates out."
+            )
+        for storage in operation.writes:
+            if storage in makers:
+                raise InputError(
+                    f"{where}.writes: got storage {storage}, which operations[{makers[storage]}]"
+                    " makes, need one operation that does. Give each its own storage."
+                )
+            makers[storage] = index
 
 
 def _keep_best(search: Search, method: str) -> None:

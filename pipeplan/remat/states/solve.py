@@ -70,6 +70,12 @@ class StatePlan:
         return pinned_groups([self.step.graph.storages[each].bytes for each in self.copied])
 
     @property
+    def gap(self) -> float | None:
+        """(time of a step - bound) / bound; None where nothing is proven."""
+        bound = self.relaxation.bound_ns
+        return (self.outcome.makespan_ns - bound) / bound if bound > 0 else None
+
+    @property
     def option_names(self) -> tuple[str, ...]:
         """By which option each block runs."""
         chosen = zip(self.problem.blocks, self.relaxation.options, strict=True)

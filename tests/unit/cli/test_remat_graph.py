@@ -13,7 +13,7 @@ from pipeplan.cli import remat, remat_graph
 from pipeplan.cli.entry import main
 from pipeplan.device_program import DeviceProgram
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.remat.graph import METHODS
+from pipeplan.remat.graph import METHODS, solve
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
@@ -123,6 +123,34 @@ def test_a_curve_has_all_methods_side_by_side(
     assert "least-memory" in capsys.readouterr().out
 
 
+def test_ctrl_c_in_the_curve_keeps_the_plan_and_what_is_done(
+    few: tuple[OperatorGraph, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan is printed before the curve begins; as JSON both are one document."""
+    graph, file = few
+    before = "nothing"
+
+    def pressed(problem: Any, budgets: Any, seconds: float, method: str) -> Any:
+        nonlocal before
+        if method == "rockmate":
+            before = capsys.readouterr().out
+            raise KeyboardInterrupt
+        return solve(problem, budgets, seconds, method)
+
+    monkeypatch.setattr("pipeplan.remat.graph.curve.solve", pressed)
+    assert main(words(file, kept(graph), "--curve", "2")) == 0
+    assert "over running every operation once" in before
+    printed = capsys.readouterr()
+    assert "rotor" in printed.out
+    assert "interrupted: the curve lacks rockmate, auto, least-memory" in printed.err
+    assert main(words(file, kept(graph), "--curve", "2", "--json")) == 0
+    assert before == ""
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures["curve"][0]) == ["budget_bytes", "keep-all", "rotor"]
+
+
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
@@ -153,6 +181,27 @@ def test_a_budget_that_is_too_small_names_one_that_does(
     said = capsys.readouterr().err
     least = int(said.split("Give --budget ")[1].split(",")[0])
     assert main(words(file, least)) == 0
+
+
+@pytest.mark.parametrize("method", ["auto", "checkmate"])
+def test_a_broken_graph_is_told_as_such(
+    method: str,
+    few: tuple[OperatorGraph, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By place, whatever the method: it was called a bug of pipeplan."""
+    data = json.loads(few[1].read_text())
+    changes: list[tuple[str, Any]] = [
+        ("outputs", [len(data["storages"]) - 1]),
+        ("operations", [data["operations"][0] | {"reads": [0, 1]}, *data["operations"][1:]]),
+        ("operations", [data["operations"][0], *data["operations"]]),
+    ]
+    file = tmp_path / "broken.json"
+    for field, value in changes:
+        file.write_text(json.dumps(data | {field: value}))
+        assert main(words(file, 1000, "--method", method)) == 2
+        assert field in capsys.readouterr().err
 
 
 def test_a_chain_knows_no_search_and_no_method_of_graphs(

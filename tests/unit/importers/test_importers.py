@@ -297,6 +297,18 @@ def test_table() -> None:
     )
 
 
+def test_a_table_has_what_a_cell_can_fill() -> None:
+    """Workspaces may be below zero, as in a chain; lists of records are no columns."""
+    text = "name,forward_ns,backward_ns,output_bytes,forward_workspace_bytes\na,1,2,8,-4\n"
+    assert csv_layers(text, "table").layers[0].forward_workspace_bytes == -4
+    for field in ("modules", "riding", "options"):
+        with pytest.raises(InputError, match=f"got the column '{field}', need") as caught:
+            csv_layers(text.replace("forward_workspace_bytes", field), "table")
+        offered = str(caught.value).split("fields of a layer: ")[1].split(", ")
+        assert field not in offered
+        assert {"parameters", "saved_bytes", "forward_light_ns"} <= set(offered)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

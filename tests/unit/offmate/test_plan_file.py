@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from pipeplan import schemas
+from pipeplan.cli import remat_states
 from pipeplan.cli.entry import main
 from pipeplan.errors import InputError
 from pipeplan.offmate import StateTraining
@@ -95,6 +97,35 @@ def test_the_command_writes_a_plan_that_trains(
     other: Task = replace(perceptrons("momentum"), data=data)
     with pytest.raises(InputError, match="task_digest"):
         StateTraining.of_file(other, path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"step": 150, "bound": 100.0, "compute": 50},
+            "150 ns, 300.0% .* bound 100 ns, gap 50.0%",
+        ),
+        ({"step": 0, "bound": 0.0, "compute": 0}, r"0 ns, \? of .* bound 0 ns, gap \?"),
+    ],
+)
+def test_the_gap_is_over_the_bound(
+    changes: dict[str, Any],
+    said: str,
+    plan: StatePlan,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As everywhere else; where nothing is computed or proven there is none."""
+    monkeypatch.setitem(plan.problem.__dict__, "compute_ns", changes["compute"])
+    remat_states._present(
+        replace(
+            plan,
+            relaxation=replace(plan.relaxation, bound_ns=changes["bound"]),
+            outcome=replace(plan.outcome, makespan_ns=changes["step"]),
+        )
+    )
+    assert re.search(said, capsys.readouterr().out)
 
 
 def test_the_command_takes_a_way_of_one_direction(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from pipeplan.remat import (
     Costs,
     DeviceSchedule,
     HostLink,
+    Rematerialization,
     from_chain,
     judge,
     rematerialize_chain,
@@ -231,6 +235,67 @@ def test_the_verb_offloads_draws_and_compares(
     assert main([*words[:6], "--force"]) == 0
     told = "next: in Python: pipeplan.rematerialize(module, sample, budget=9000, offload=True)"
     assert told in capsys.readouterr().err
+
+
+def test_ctrl_c_in_the_curve_keeps_the_plan_and_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is printed before the curve begins; as JSON both are one document."""
+    file, picture = tmp_path / "chain.json", tmp_path / "curve.svg"
+    file.write_text(chain().to_json())
+    before = "nothing"
+
+    def pressed(costs: Costs, limit: int, method: str, *more: Any) -> Rematerialization:
+        nonlocal before
+        if method == "periodic":
+            before = capsys.readouterr().out
+            raise KeyboardInterrupt
+        return rematerialize_chain(costs, limit, method, *more)
+
+    module = importlib.import_module("pipeplan.remat.curve")  # not the function of that name
+    monkeypatch.setattr(module, "rematerialize_chain", pressed)
+    words = ["remat", str(file), "--budget", "9KB", "--curve", "2"]
+    assert main([*words, "--curve-picture", str(picture)]) == 0
+    assert "a micro-batch" in before
+    printed = capsys.readouterr()
+    assert [line.count("rotor") for line in printed.out.splitlines()] == [1, 1]
+    assert "interrupted: the curve lacks periodic" in printed.err
+    assert "rotor" in picture.read_text()
+    assert main([*words, "--json"]) == 0
+    assert before == ""
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures["curve"][0]) == ["budget_bytes", "rotor", "revolve"]
+
+    def at_once(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "least_memory", at_once)
+    assert main([*words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "curve" not in json.loads(printed.out)
+    assert "interrupted: the curve lacks rotor, revolve, periodic" in printed.err
+
+
+def test_ctrl_c_in_the_search_keeps_what_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits hears what is tried; where nothing is within the budget yet, it ends there."""
+
+    def pressed(_: object) -> tuple[DeviceSchedule, ...]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(METHODS, "revolve", pressed)
+    file = tmp_path / "chain.json"
+    file.write_text(chain().to_json())
+    assert main(["remat", str(file), "--budget", "9KB"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("rotor: ")
+    assert re.search(r"planning 6 layers\n +0\.\d s  trying rotor\n", printed.err)
+    assert "trying revolve" in printed.err
+    assert "interrupted: the best so far" in printed.err
+    assert main(["remat", str(file), "--budget", "1KB"]) == 130
+    with pytest.raises(KeyboardInterrupt):
+        rematerialize_chain(from_chain(chain()), 9000)
 
 
 @pytest.mark.parametrize(

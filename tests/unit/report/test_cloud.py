@@ -36,6 +36,17 @@ def test_both_axes_have_marks_to_read(points: list[tuple[int, float]], tmp_path:
         draw_cloud(picture, tmp_path / "picture.png")
 
 
+def test_times_of_nothing_have_no_place(tmp_path: Path) -> None:
+    """A logarithmic axis has no 0: matplotlib warned on stderr."""
+    nothing, something = (30 * MIB, 0.0), (60 * MIB, 5e6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for points in ([nothing], [nothing, something]):
+            draw_cloud(Picture("test", points, points, (), points), tmp_path / "picture.png")
+    (axes,) = cloud_figure(Picture("test", (), [nothing, something], (), ())).axes
+    assert axes.get_ylim() == pytest.approx((0.9 * 5e6, 1.5 * 5e6))
+
+
 def test_each_set_of_points_has_its_name() -> None:
     """Those that are there are in the legend, the paper's ILP among them."""
     one = [(30 * MIB, 33e6)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,22 @@ from matplotlib.figure import Figure
 
 from pipeplan.errors import InputError
 from pipeplan.report.picture import save
+
+
+def test_what_has_no_glyph_is_a_question_mark(tmp_path: Path) -> None:
+    """In titles, labels and legends; lines stay lines. Matplotlib warned on stderr."""
+    drawn = Figure()
+    axes = drawn.subplots()
+    axes.plot([1, 2], label="\x1b[2m$")
+    axes.set_title("red \x1b[31m\nnext")
+    axes.set_xlabel("\x07bell")
+    axes.legend()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(lambda: drawn, tmp_path / "plan.png", dpi=20)
+    assert axes.get_title() == "red ?[31m\nnext"
+    assert axes.get_xlabel() == "?bell"
+    assert axes.get_legend().get_texts()[0].get_text() == "?[2m$"
 
 
 def test_a_full_disk_leaves_what_was_there(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeplan.errors import InputError
+from pipeplan.operator_graph import Operation, Phase
 from pipeplan.remat.graph import (
     CURVE,
     METHODS,
@@ -202,3 +203,24 @@ def test_an_interrupted_search_keeps_its_best(monkeypatch: pytest.MonkeyPatch) -
     for say in (heard.append, None):
         with pytest.raises(KeyboardInterrupt):
             solve(GraphProblem(graph), budgets, 60, "hiremate", FEW, say)
+
+
+def test_a_storage_with_two_makers_is_refused() -> None:
+    """The judge knows ways to make a storage; a search would free one way's for the other."""
+    graph = random_graph(2, 4, 3)
+    first, *others = graph.operations
+    twice = first.model_copy(update={"name": "again"})
+    broken = graph.model_copy(update={"operations": (first, twice, *others)})
+    with pytest.raises(
+        InputError, match=r"operations\[1\].writes: got storage 2, which operations"
+    ):
+        solve(GraphProblem(broken), [Budget(1000)])
+
+
+def test_a_whole_step_is_refused() -> None:
+    """Planners count one micro-batch; updates belong to plans of states."""
+    graph = random_graph(2, 4, 3)
+    update = Operation(name="u", phase=Phase.UPDATE, reads=(), writes=(), time_ns=1)
+    step = graph.model_copy(update={"operations": (*graph.operations, update)})
+    with pytest.raises(InputError, match=r"operations\[7\].phase: got U, an update, need the"):
+        solve(GraphProblem(step), [Budget(1000)])
