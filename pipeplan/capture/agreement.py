@@ -29,7 +29,7 @@ from pipeplan.capture.tensor_distance import (
 )
 from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
 from pipeplan.capture.user_model.loss_state import check_keeps_nothing, restored_loss
-from pipeplan.capture.user_model.model_call import result_of, run_layers
+from pipeplan.capture.user_model.model_call import result_of, run_layers, told_of
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
@@ -60,7 +60,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     Raises:
         InputError: if they differ by more than rounding, a layer trains a parameter that is none
             of its own, a forward registers a buffer, or the optimizer would move a parameter that
-            no gradient reaches in the model.
+            no gradient reaches in the model; if model, loss or a backward fails.
     """
     whole = module_of(task)
     task = device_of(task.model).bring(task)
@@ -154,21 +154,27 @@ def _whole(
     seed: int,
 ) -> _Trained:
     """The user's own model; in a list of layers, nothing but one after the other."""
+    what = f"model {type(whole).__name__}"
     batch = batch.mapped(torch.clone)
     drawing = {name: whole.get_submodule(name) for name in model.drawing}
     with intercepted_calls(drawing, _seeded):
         seed_all(seed)
         with casting(model.autocast, batch.inputs[0].device):
             is_list = isinstance(whole, nn.ModuleList)
-            result: Any = (
-                run_layers(model, batch.inputs) if is_list else result_of(whole, batch.arguments)
-            )
+            with told_of(f"{what}: its forward", seed):
+                result: Any = (
+                    run_layers(model, batch.inputs)
+                    if is_list
+                    else result_of(whole, batch.arguments)
+                )
             outputs, structure = returned(result, own_loss=task.loss is None)
             given = result if structure else outputs[0]
-            if task.loss and not seed:
-                check_keeps_nothing(task.loss, given, batch.target)
-            loss = check_loss(task.loss(given, batch.target) if task.loss else given)
-        loss.backward()
+            with told_of("loss", seed):
+                if task.loss and not seed:
+                    check_keeps_nothing(task.loss, given, batch.target)
+                loss = check_loss(task.loss(given, batch.target) if task.loss else given)
+        with told_of(f"{what}: its backward", seed):
+            loss.backward()
     return _Trained.of(whole, outputs, loss)
 
 
@@ -195,22 +201,29 @@ def _layers(
         values = tuple(output.detach() for output in outputs)
     with casting(model.autocast, values[0].device):
         judge = layer_loss(task.loss, model.returned)
-        loss = check_loss(judge(alone(made[-1]), batch.target))
-    _backward(model, loss, slots, made)
+        with told_of("loss", seed):
+            loss = check_loss(judge(alone(made[-1]), batch.target))
+    _backward(model, loss, slots, made, seed)
     return _Trained.of(whole, values, loss)
 
 
 def _backward(
-    model: SplitModel, loss: Tensor, slots: Sequence[Slot], made: Sequence[tuple[Tensor, ...]]
+    model: SplitModel,
+    loss: Tensor,
+    slots: Sequence[Slot],
+    made: Sequence[tuple[Tensor, ...]],
+    number: int,
 ) -> None:
     """Layer by layer from the last one; `slots` and `made` are entries and outputs by layer."""
-    loss.backward()
+    with told_of(f"layer {model.names[-1]!r}: its backward", number):
+        loss.backward()
     for index in range(len(made) - 1, 0, -1):
         pairs = zip(made[index - 1], model.boundaries[index], strict=True)
         roots = [output for output, spec in pairs if spec.differentiable]
         arrived = slots[index].take() or [torch.zeros_like(root) for root in roots]
         if roots:
-            torch.autograd.backward(roots, arrived)
+            with told_of(f"layer {model.names[index - 1]!r}: its backward", number):
+                torch.autograd.backward(roots, arrived)
 
 
 def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,88 @@ def test_a_wrong_output_is_refused() -> None:
     task = mlp()
     with pytest.raises(InputError, match="the output differs by"):
         agreement(spoiled(task, output=1.01), task)
+
+
+class ReadTwice(nn.Module):
+    """Writes into what its backward needs."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = torch.sigmoid(value)
+        made.mul_(2)
+        return made * 1
+
+
+class Failing(torch.autograd.Function):
+    """The identity, without a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ValueError("no backward.")
+
+
+class Applied(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return Failing.apply(value)
+
+
+class NotAsAWhole(nn.Sequential):
+    """Its members run, itself it does not."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        raise ValueError("not as a whole")
+
+
+def failing_later(made: Tensor, target: Tensor) -> Tensor:
+    """A loss that knows the first micro-batch only."""
+    if target.flatten()[0] > 0:
+        raise KeyError("target")
+    return functional.mse_loss(made, target)
+
+
+@pytest.mark.parametrize(
+    ("middle", "message"),
+    [
+        (
+            ReadTwice(),
+            r"task: model Sequential: its backward fails on data\(0\): RuntimeError: one of"
+            r".*inplace.*\. Check that a loop",
+        ),
+        (
+            Applied(),
+            r"its backward fails on data\(0\) at test_agreement\.py:\d+ \(backward\):"
+            r" ValueError: no backward\. Check that a loop",
+        ),
+    ],
+)
+def test_a_backward_that_fails_is_the_users(middle: nn.Module, message: str) -> None:
+    """The message names the model, the micro-batch and the user's line."""
+    task = replace(mlp(), model=nn.Sequential(nn.Linear(6, 6), middle, nn.Linear(6, 3)))
+    with pytest.raises(InputError, match=message):
+        agreement(split(task), task)
+
+
+def test_a_loss_or_a_model_that_fails_is_the_users() -> None:
+    """Both on a micro-batch that the split has not seen."""
+    task = replace(mlp(), data=lambda n: (torch.ones(4, 6), torch.full((4, 3), float(n))))
+    later = replace(task, loss=failing_later)
+    with pytest.raises(InputError, match=r"task: loss fails on data\(1\) at .*: KeyError: 'tar"):
+        agreement(split(later), later)
+    whole = replace(task, model=NotAsAWhole(*task.model))
+    with pytest.raises(InputError, match=r"model NotAsAWhole: its forward fails on data\(0\) at"):
+        agreement(split(task), whole)
+
+
+def test_a_layer_whose_backward_fails_is_named() -> None:
+    """Where that of the model does not."""
+    task = mlp()
+    model = split(task)
+    broken = replace(model, layers=(nn.Sequential(model.layers[0], Applied()), *model.layers[1:]))
+    with pytest.raises(InputError, match=r"layer '0:Linear': its backward fails on data\(0\)"):
+        agreement(broken, task)
 
 
 def test_both_parts_of_complex_numbers_are_compared() -> None:
