@@ -404,6 +404,35 @@ def compiled(part: str) -> nn.Module:
     return torch.compile(model, backend="aot_eager")  # type: ignore[return-value]
 
 
+class Twice(nn.Module):
+    """Gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(value), value
+
+
+class OfPair(nn.Module):
+    """Takes two tensors as one argument, as an `nn.Sequential` gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.linear(pair[0])), pair[1]
+
+
+class SumOfPair(nn.Module):
+    """One tensor of two."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
 EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "gradient reversal": lambda: Odd(Applied(Reverse)),
     "straight-through quantizer": lambda: Odd(Applied(Quantize)),
@@ -436,6 +465,9 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "Function in the model's forward": RootFunction,
     "hooks in a Sequential": lambda: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), TensorHook(), Applied(Reverse), nn.Linear(WIDTH, 3)
+    ),
+    "pairs in a Sequential": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Twice(), OfPair(), SumOfPair(), nn.Linear(WIDTH, 3)
     ),
     "counter in a list": lambda: [nn.Linear(WIDTH, WIDTH), Counter(), nn.Linear(WIDTH, 3)],
 }

@@ -141,7 +141,7 @@ def call_layer(
         shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
         raise InputError(
             f"task: layer {name!r}, input of shape {shapes}: forward failed:"
-            f" {type(error).__name__}: {error}{_hint(error)}"
+            f" {type(error).__name__}: {error}{_hint(error, boundary)}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
     if not outputs or any(not isinstance(value, Tensor) for value in outputs):
@@ -152,13 +152,19 @@ def call_layer(
     return outputs
 
 
-def _hint(error: Exception) -> str:
-    if "cannot register a hook on a tensor that doesn't require" not in str(error):
-        return ""
-    return (
-        ". Layers also run without autograd: to find shapes, to evaluate, and first where they are"
-        " computed again. Register it `if tensor.requires_grad`."
-    )
+def _hint(error: Exception, boundary: tuple[Tensor, ...]) -> str:
+    """What to do about it, behind a full stop; empty where the error says it."""
+    if "cannot register a hook on a tensor that doesn't require" in str(error):
+        return (
+            ". Layers also run without autograd: to find shapes, to evaluate, and first where they"
+            " are computed again. Register it `if tensor.requires_grad`."
+        )
+    if isinstance(error, TypeError) and "positional argument" in str(error) and len(boundary) > 1:
+        return (
+            ". An nn.Sequential hands several tensors on as one tuple, a Python list of layers as"
+            " that many arguments: give the one that the layer's forward takes."
+        )
+    return ""
 
 
 def alone(values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
