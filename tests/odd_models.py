@@ -404,6 +404,47 @@ def compiled(part: str) -> nn.Module:
     return torch.compile(model, backend="aot_eager")  # type: ignore[return-value]
 
 
+class CountsInBuffer(Odd):
+    """Assigns a buffer of its own and multiplies with it, so that its backward needs it."""
+
+    number: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.zeros(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = super().forward(value)
+        self.number += 1
+        return made * self.number / self.number.sqrt()
+
+
+class InputAverage(Odd):
+    """Subtracts a moving average of its input, which a block under no_grad reads."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(value.mean(0), alpha=0.1)
+            shifted = value.clone()
+            shifted.sub_(self.mean)
+        return super().forward(shifted)
+
+
+class WritesInputView(Odd):
+    """Changes its input in a block under no_grad, by a view."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            value[:, 0].zero_()
+        return super().forward(value)
+
+
 class Twice(nn.Module):
     """Gives two tensors."""
 
@@ -457,6 +498,8 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "weight norm by a hook": lambda: Odd(weight_norm(nn.Linear(WIDTH, WIDTH))),
     "moving average": lambda: Odd(MovingAverage()),
     "batch norm": lambda: Odd(nn.BatchNorm1d(WIDTH)),
+    "counter that is a buffer": CountsInBuffer,
+    "moving average of the input": InputAverage,
     "no_grad inside": lambda: Odd(NoGrad()),
     "detach trick": lambda: Odd(Straight()),
     "forked generator": lambda: Odd(Fork()),
@@ -493,6 +536,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module | list[nn.Module]], str]] = {
     "counter in a global variable": (GlobalCounter, "do not train as the model does"),
     "generator of its own": (lambda: Odd(OwnGenerator()), "got a Generator, need tensors only"),
     "input changed in place": (WritesInput, "writes into the model's input"),
+    "input changed under no_grad": (WritesInputView, "writes into the model's input"),
     "lazy module": (lambda: Odd(nn.LazyLinear(WIDTH)), "lazy"),
     "module of another layer": (stowaway, "not among its own"),
     "hook of a Sequential": (

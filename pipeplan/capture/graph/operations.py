@@ -50,8 +50,8 @@ def node_region(node: fx.Node) -> fx.GraphModule | None:
 def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
     """What `node` draws and writes, by the schemas of its operations.
 
-    Batch norm changes the buffers it is given without saying so. What a region inside writes may
-    be anything that is passed into it.
+    Batch norm changes the buffers it is given without saying so. A region inside writes what its
+    operations write of what is passed into it; what it makes itself is nobody else's.
 
     Args:
         node: calls an operation or a region.
@@ -59,11 +59,7 @@ def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
     """
     inner = node_region(node)
     if inner is not None:
-        parts = [node_effects(part, set()) for part in _calls(inner)]
-        writes = any(part.writes for part in parts) or any(map(_is_silent, _calls(inner)))
-        passed = [source for source in node.all_input_nodes if source.op != "get_attr"]
-        touched = {storage for source in passed for storage in node_storages(source)}
-        return Effects(any(p.random for p in parts), frozenset(touched if writes else ()))
+        return _region_effects(node, inner, buffers)
     if not isinstance(node.target, OpOverload):
         return Effects(False, frozenset())
     written: set[int] = set()
@@ -116,6 +112,22 @@ def is_pointwise(node: fx.Node) -> bool:
     """Whether `node` works element by element."""
     tags: Any = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags
+
+
+def _region_effects(node: fx.Node, inner: fx.GraphModule, buffers: set[fx.Node]) -> Effects:
+    """What the operations of `inner` do to what `node` passes into it.
+
+    Tensors inside and outside are the same fake ones, so storages are, too.
+    """
+    places = inner.graph.find_nodes(op="placeholder")
+    passed = [each for each in node.all_input_nodes if each.op != "get_attr"]
+    outside = [each for each in node.args if isinstance(each, fx.Node) and each.op != "get_attr"]
+    pairs = zip(places, outside, strict=True)
+    own = {place for place, source in pairs if source in buffers}
+    parts = [node_effects(part, own) for part in _calls(inner)]
+    touched = {storage for source in passed for storage in node_storages(source)}
+    written = {storage for part in parts for storage in part.writes}
+    return Effects(any(part.random for part in parts), frozenset(touched & written))
 
 
 def _calls(graph: fx.GraphModule) -> list[fx.Node]:
