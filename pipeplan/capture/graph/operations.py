@@ -63,9 +63,11 @@ def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
     if not isinstance(node.target, OpOverload):
         return Effects(False, frozenset())
     written: set[int] = set()
-    for is_write, sources in _arguments(node):
-        for source in sources:
-            if is_write or (_is_silent(node) and source in buffers):
+    is_silent = _is_silent(node)
+    for argument, value in _arguments(node):
+        is_write = argument.alias_info is not None and argument.alias_info.is_write
+        for source in tree_leaves(value):
+            if isinstance(source, fx.Node) and (is_write or (is_silent and source in buffers)):
                 written |= node_storages(source)
     return Effects(torch.Tag.nondeterministic_seeded in node.target.tags, frozenset(written))
 
@@ -135,16 +137,23 @@ def _calls(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def _is_silent(node: fx.Node) -> bool:
-    """Whether it is a composite operation, which may change its arguments without saying so."""
+    """Whether it is a composite operation, which may change its arguments without saying so.
+
+    A norm that is told to use the statistics it has changes none.
+    """
     tags: Any = getattr(node.target, "tags", ())
-    return torch.Tag.maybe_aliasing_or_mutating in tags
+    if torch.Tag.maybe_aliasing_or_mutating not in tags:
+        return False
+    return not any(
+        argument.name in ("training", "use_input_stats") and value is False
+        for argument, value in _arguments(node)
+    )
 
 
-def _arguments(node: fx.Node) -> Iterator[tuple[bool, list[fx.Node]]]:
-    """Per argument of the schema: whether it is written, and the nodes that are passed."""
+def _arguments(node: fx.Node) -> Iterator[tuple[torch.Argument, Any]]:
+    """Each argument of the schema, and what is passed for it; None for its default."""
     assert isinstance(node.target, OpOverload)
     schema = node.target._schema  # noqa: SLF001
     for index, argument in enumerate(schema.arguments):
         value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        is_write = argument.alias_info is not None and argument.alias_info.is_write
-        yield is_write, [leaf for leaf in tree_leaves(value) if isinstance(leaf, fx.Node)]
+        yield argument, value
