@@ -445,6 +445,30 @@ class WritesInputView(Odd):
         return super().forward(value)
 
 
+class Teacher(nn.Module):
+    """Adds what a frozen copy makes of the input, which follows the trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            pairs = zip(self.teacher.parameters(), self.student.parameters(), strict=True)
+            for slow, fast in pairs:
+                slow.mul_(0.9).add_(fast, alpha=0.1)
+            taught = self.teacher(value)
+        return torch.tanh(self.student(value)) + taught
+
+
+class WatchedTeacher(Teacher):
+    """Looks at values, so that no fake pass shows what it does."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value if value.sum() > 0 else -value)
+
+
 class Twice(nn.Module):
     """Gives two tensors."""
 
@@ -500,6 +524,10 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "batch norm": lambda: Odd(nn.BatchNorm1d(WIDTH)),
     "counter that is a buffer": CountsInBuffer,
     "moving average of the input": InputAverage,
+    "teacher in a Sequential": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Teacher(), nn.Linear(WIDTH, 3)
+    ),
+    "teacher that looks at values": lambda: Odd(WatchedTeacher()),
     "no_grad inside": lambda: Odd(NoGrad()),
     "detach trick": lambda: Odd(Straight()),
     "forked generator": lambda: Odd(Fork()),
@@ -517,6 +545,7 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
 """Trained bit for bit as a plain loop does."""
 
 TIED: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
+    "teacher": lambda: Odd(Teacher()),
     "weight tied by a property": Borrowed,
 }
 """The same, where gradients of one parameter are added up layer by layer."""

@@ -98,18 +98,26 @@ def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:
 
 
 class _FakeMode(FakeTensorMode):
-    """Also computes nothing with a parameter without memory and a number alone.
+    """Also computes nothing with parameters alone that have no memory, or are written into.
 
-    torch computes `1 + weight` for real where nothing in it is fake, and would read what is not
-    there.
+    torch computes `1 + weight` for real where nothing in it is fake: it would read what is not
+    there, and a forward that moves a parameter would move the user's.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_map_only(Tensor, self._faked, (args, kwargs or {}))
+        is_unreal = _is_moved if func._schema.is_mutable else is_empty  # noqa: SLF001
+
+        def faked(tensor: Tensor) -> Tensor:
+            return self.from_tensor(tensor) if is_unreal(tensor) else tensor
+
+        given = tree_map_only(Tensor, faked, (args, kwargs or {}))
         return super().__torch_dispatch__(func, types, *given)
 
-    def _faked(self, tensor: Tensor) -> Tensor:
-        return self.from_tensor(tensor) if is_empty(tensor) else tensor
+
+def _is_moved(tensor: Tensor) -> bool:
+    """Whether an operation that writes into `tensor` moves a parameter."""
+    base = tensor if tensor._base is None else tensor._base  # noqa: SLF001
+    return is_empty(tensor) or isinstance(base, nn.Parameter)
 
 
 def _first_fake(layers: Iterable[nn.Module]) -> FakeTensor | None:

@@ -12,12 +12,18 @@ import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeplan.capture.user_model.interception import HOOKS
+from pipeplan.empty import is_empty
+from pipeplan.layout import overwrite
 
 _TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
 """Attributes by which a module finds what is registered in it: kept by the objects in them."""
@@ -77,10 +83,21 @@ class AttributeSnapshot:
 
 
 @contextmanager
-def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Gives buffers (running statistics) and Python attributes of `modules` their values back."""
+def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Iterator[None]:
+    """Gives buffers, Python attributes and moved parameters of `modules` their values back.
+
+    A forward moves few parameters (those of a teacher that follows its student), so only those
+    are copied of which it is known. Each of these contexts learns of it, also where a forward
+    computes nothing: torch counts its writes all the same.
+
+    Args:
+        modules: whose forwards run inside.
+        all_frozen: copies all that are not trained: inside is the first forward that computes.
+    """
     parts = list(modules)
     buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+    parameters = [each for part in parts for each in part.parameters() if not is_lazy(each)]
+    moved = [_Movable.of(p, all_frozen and not p.requires_grad) for p in parameters]
     attributes = AttributeSnapshot(parts)
     try:
         yield
@@ -89,6 +106,45 @@ def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
+            for parameter in moved:
+                parameter.put_back()
+
+
+_MOVED = WeakIdKeyDictionary()
+"""Parameters into which a forward has written, as keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Movable:
+    """A parameter at some instant."""
+
+    parameter: Tensor
+    version: int
+    copy: Tensor | None
+
+    @classmethod
+    def of(cls, parameter: Tensor, is_copied: bool) -> _Movable:
+        """With a copy if that is wanted, or a forward is known to write into it."""
+        wanted = is_copied or parameter in _MOVED
+        copied = parameter.detach().clone() if wanted and _has_values(parameter) else None
+        return cls(parameter, _version(parameter), copied)
+
+    def put_back(self) -> None:
+        """Let it be as it was, and remember whether it was not."""
+        is_other = self.copy is not None and not torch.equal(self.parameter, self.copy)
+        if is_other or _version(self.parameter) != self.version:
+            _MOVED[self.parameter] = True
+        if self.copy is not None and is_other:
+            overwrite(self.parameter, self.copy)
+
+
+def _has_values(parameter: Tensor) -> bool:
+    return not (isinstance(parameter, FakeTensor) or is_empty(parameter) or parameter.is_meta)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often `tensor` has been written into, by torch's own count."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 _MISSING = object()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from tests import capture_tasks, pipelines
+from tests import capture_tasks, odd_models, pipelines
 
 
 class Scaled(nn.Module):
@@ -222,6 +223,34 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert "calls" not in model[1].__dict__
     assert torch.equal(model[0].weight.grad, torch.ones(6, 6))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+class Clipped(nn.Linear):
+    """Keeps its weights small."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(value)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [odd_models.Teacher(), odd_models.WatchedTeacher(), Clipped(6, 6)],
+    ids=lambda middle: type(middle).__name__,
+)
+@pytest.mark.parametrize("whole", [odd_models.Odd, nn.Sequential])
+def test_parameters_that_a_forward_moves_are_put_back(
+    whole: Callable[[nn.Module], nn.Module], middle: nn.Module
+) -> None:
+    """Trained or not, whether a fake pass or a real one shows it first."""
+    model = whole(middle)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    task = replace(mlp(), model=model, loss=lambda made, _: made.square().mean())
+    cut = split(task)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert agreement(cut, task).is_exact
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
