@@ -115,7 +115,9 @@ class _FakeMode(FakeTensorMode):
 
 
 def _is_moved(tensor: Tensor) -> bool:
-    """Whether an operation that writes into `tensor` moves a parameter."""
+    """Whether an operation that writes into `tensor` would move a parameter for real."""
+    if isinstance(tensor, FakeTensor):
+        return False
     base = tensor if tensor._base is None else tensor._base  # noqa: SLF001
     return is_empty(tensor) or isinstance(base, nn.Parameter)
 

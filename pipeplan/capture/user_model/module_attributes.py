@@ -84,20 +84,19 @@ class AttributeSnapshot:
 
 @contextmanager
 def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Iterator[None]:
-    """Gives buffers, Python attributes and moved parameters of `modules` their values back.
+    """Gives buffers, frozen parameters and Python attributes of `modules` their values back.
 
-    A forward moves few parameters (those of a teacher that follows its student), so only those
-    are copied of which it is known. Each of these contexts learns of it, also where a forward
-    computes nothing: torch counts its writes all the same.
+    A forward moves few frozen parameters (those of a teacher that follows its student), so only
+    those are copied of which it is known. Each of these contexts learns of it, also where a
+    forward computes nothing: torch counts its writes all the same.
 
     Args:
         modules: whose forwards run inside.
-        all_frozen: copies all that are not trained: inside is the first forward that computes.
+        all_frozen: copies all of them: inside is the first forward that computes.
     """
     parts = list(modules)
     buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
-    parameters = [each for part in parts for each in part.parameters() if not is_lazy(each)]
-    moved = [_Movable.of(p, all_frozen and not p.requires_grad) for p in parameters]
+    frozen = [_Frozen.of(p, all_frozen) for x in parts for p in x.parameters() if _is_frozen(p)]
     attributes = AttributeSnapshot(parts)
     try:
         yield
@@ -106,24 +105,24 @@ def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Itera
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-            for parameter in moved:
+            for parameter in frozen:
                 parameter.put_back()
 
 
 _MOVED = WeakIdKeyDictionary()
-"""Parameters into which a forward has written, as keys."""
+"""Frozen parameters into which a forward has written, as keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Movable:
-    """A parameter at some instant."""
+class _Frozen:
+    """A parameter that is not trained at some instant."""
 
     parameter: Tensor
     version: int
     copy: Tensor | None
 
     @classmethod
-    def of(cls, parameter: Tensor, is_copied: bool) -> _Movable:
+    def of(cls, parameter: Tensor, is_copied: bool) -> _Frozen:
         """With a copy if that is wanted, or a forward is known to write into it."""
         wanted = is_copied or parameter in _MOVED
         copied = parameter.detach().clone() if wanted and _has_values(parameter) else None
@@ -136,6 +135,10 @@ class _Movable:
             _MOVED[self.parameter] = True
         if self.copy is not None and is_other:
             overwrite(self.parameter, self.copy)
+
+
+def _is_frozen(parameter: Tensor) -> bool:
+    return not (parameter.requires_grad or is_lazy(parameter))
 
 
 def _has_values(parameter: Tensor) -> bool:
