@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -469,6 +470,28 @@ class WatchedTeacher(Teacher):
         return super().forward(value if value.sum() > 0 else -value)
 
 
+@dataclass
+class Schedule:
+    """Counts its steps in an object that is no module."""
+
+    steps: int = 0
+
+    def factor(self) -> float:
+        self.steps += 1
+        return 1.0 / self.steps
+
+
+class Scheduled(nn.Module):
+    """Multiplies with less each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.plan = nn.Linear(WIDTH, WIDTH), {"main": Schedule()}
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.linear(value) * self.plan["main"].factor()
+
+
 class Twice(nn.Module):
     """Gives two tensors."""
 
@@ -539,6 +562,10 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     ),
     "pairs in a Sequential": lambda: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), Twice(), OfPair(), SumOfPair(), nn.Linear(WIDTH, 3)
+    ),
+    "counter in an object": lambda: Odd(Scheduled()),
+    "counter in an object, in a Sequential": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Scheduled(), nn.Linear(WIDTH, 3)
     ),
     "counter in a list": lambda: [nn.Linear(WIDTH, WIDTH), Counter(), nn.Linear(WIDTH, 3)],
 }

@@ -1,14 +1,16 @@
 """Python attributes of modules: what a forward changes beside parameters, and puts back.
 
-Plain values (numbers, texts, and containers of them) are compared and copied; of anything else
-only which object it is. A tensor that carries a graph counts as the one before: it is derived of
-parameters, or shows what came out.
+Plain values (numbers, texts, and containers of them) are compared and copied, those in the user's
+own objects, too (a schedule that counts its steps); of anything else only which object it is. A
+tensor that carries a graph counts as the one before: it is derived of parameters, or shows what
+came out.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -35,12 +37,13 @@ class AttributeSnapshot:
     def __init__(self, modules: Iterable[Any]) -> None:
         """Takes a copy of the attributes of `modules` and all modules inside them.
 
-        Other objects with attributes count as modules with nothing inside them.
+        Other objects with attributes count as modules with no modules inside them.
         """
+        seen: set[int] = set()
         self._kept = [
-            (name, part, _plain_copy(attributes_of(part)))
+            (where, part, _plain_copy(attributes_of(part)))
             for module in modules
-            for name, part in _inside(module)
+            for where, part in _inside(module, seen)
         ]
         self._objects = [dict(attributes_of(part)) for _, part, _ in self._kept]
         self._tables = [_tables(part) for _, part, _ in self._kept]
@@ -48,8 +51,8 @@ class AttributeSnapshot:
     def changed(self) -> list[tuple[str, str]]:
         """(module, attribute) of each plain attribute that is another one by now."""
         return [
-            (name, key)
-            for name, part, kept in self._kept
+            (name, f"{path}{key}")
+            for (name, path), part, kept in self._kept
             for key, value in attributes_of(part).items()
             if not _same(value, kept.get(key, _MISSING))
         ]
@@ -57,7 +60,8 @@ class AttributeSnapshot:
     def untouched(self) -> bool:
         """Whether all that a module's code finds in it is the same object with the same content.
 
-        Not seen is what happens inside of tensors and of objects that are no containers.
+        Not seen is what happens inside of tensors, and of objects that are neither containers nor
+        the user's.
         """
         return all(
             _same(attributes_of(part), kept, operator.is_)
@@ -77,7 +81,8 @@ class AttributeSnapshot:
                 del part.__dict__[key]
             for key, value in objects.items():
                 _refill(value, kept[key])
-                part.__dict__[key] = value
+                if part.__dict__.get(key, _MISSING) is not value:
+                    part.__dict__[key] = value
             for name, table in tables.items():
                 _refill_table(part.__dict__.get(name), table)
 
@@ -153,8 +158,48 @@ def _version(tensor: Tensor) -> int:
 _MISSING = object()
 
 
-def _inside(part: Any) -> Iterable[tuple[str, Any]]:
-    return part.named_modules() if isinstance(part, nn.Module) else [("", part)]
+_MOST = 1000
+"""The user's objects that are looked into: an attribute may lead to all there is (a trainer)."""
+_OTHERS = sys.stdlib_module_names | {"torch", "numpy"}
+"""Packages whose objects keep what is nobody's to put back."""
+
+
+def _inside(part: Any, seen: set[int]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """What has attributes in `part`: (module, `attribute.` that leads there), and the object.
+
+    Args:
+        part: a module or another object.
+        seen: identities of the user's objects that have been found; gets those found here.
+    """
+    named = part.named_modules() if isinstance(part, nn.Module) else [("", part)]
+    for name, module in named:
+        waiting = deque([("", module)])
+        while waiting:
+            path, one = waiting.popleft()
+            yield (name, path), one
+            for key, value in attributes_of(one).items():
+                for leaf in _leaves(value):
+                    if len(seen) < _MOST and id(leaf) not in seen and _is_users(leaf):
+                        seen.add(id(leaf))
+                        waiting.append((f"{path}{key}.", leaf))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is no container in nested containers."""
+    if isinstance(value, dict | list | tuple | set | deque):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _is_users(value: Any) -> bool:
+    """Whether `value` is an object with attributes, of a class that the user may have written."""
+    if type(value).__module__.partition(".")[0] in _OTHERS:
+        return False
+    if isinstance(value, nn.Module | Tensor | type):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def attributes_of(module: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -263,6 +264,52 @@ def test_containers_of_a_module_are_put_back() -> None:
     assert rows == [1, (2, 3)]
     assert table == {"a": [1], "b": {"c": 2}}
     assert not hasattr(module, "new")
+
+
+class Clock:
+    """Knows another one, and a table."""
+
+    def __init__(self, other: Clock | None = None) -> None:
+        self.ticks, self.other, self.table = 0, other or self, {"ticks": 0}
+
+    def tick(self) -> None:
+        """Counts, also in a new attribute and in the table."""
+        self.ticks += 1
+        self.table["ticks"] = self.late = self.ticks
+
+
+def test_objects_of_the_users_are_put_back() -> None:
+    """Whatever leads to them, a circle, too; what the user has from others is left alone."""
+    module, inner, shown = nn.Identity(), Clock(), threading.Event()
+    module.clocks, module.shown = [Clock(inner)], shown
+    (clock,) = module.clocks
+    with restored([module]):
+        attributes = AttributeSnapshot([module])
+        inner.tick()
+        clock.other = Clock()
+        shown.set()
+        assert not attributes.untouched()
+        assert sorted(key for _, key in attributes.changed()) == [
+            "clocks.other",
+            "clocks.other.late",
+            "clocks.other.table",
+            "clocks.other.ticks",
+        ]
+    assert vars(inner) == {"ticks": 0, "other": inner, "table": {"ticks": 0}}
+    assert clock.other is inner
+    assert shown.is_set()
+
+
+@pytest.mark.parametrize("whole", [odd_models.Odd, nn.Sequential])
+def test_what_counts_in_an_object_is_seen(whole: Callable[[nn.Module], nn.Module]) -> None:
+    """By the name that leads there; nothing has counted afterwards."""
+    middle = odd_models.Scheduled()
+    task = replace(mlp(), model=whole(middle), loss=lambda made, _: made.square().mean())
+    cut = split(task)
+    assert len(cut.counting) == 1
+    assert any("changes its attribute 'plan.steps'" in note for note in cut.notes)
+    assert agreement(cut, task).is_exact
+    assert middle.plan["main"].steps == 0
 
 
 class HookedOnce(nn.Module):

@@ -24,6 +24,8 @@ REFUSED = {
     "noise of numpy": DRAWS,
     "counter in forward": OTHERWISE,
     "list that grows": OTHERWISE,
+    "counter in an object": OTHERWISE,
+    "counter in an object, in a Sequential": OTHERWISE,
     "forked generator": OTHERWISE,
     "draw in the model's forward": DRAWS,
     "counter in a global variable": OTHERWISE,
