@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -99,6 +100,33 @@ class Penalty(nn.Module):
             made = Square.apply(self.linear(value))
             (slope,) = torch.autograd.grad(made.sum(), value, create_graph=True)
         return made + slope
+
+
+class BoundPenalty(nn.Module):
+    """Takes a gradient by a name that was bound before anybody watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.enable_grad():
+            value = value if value.requires_grad else value.requires_grad_()
+            made = torch.tanh(self.linear(value)).square()
+            (slope,) = grad(made.sum(), value, create_graph=True)
+        return value + slope
+
+
+class WritesAttribute(nn.Module):
+    """Adds to a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.total = nn.Linear(WIDTH, WIDTH), torch.zeros(WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.total.add_(value.detach().mean(0))
+        return self.linear(value) + self.total
 
 
 class TensorHook(nn.Module):
@@ -526,6 +554,7 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "straight-through quantizer": lambda: Odd(Applied(Quantize)),
     "custom Function, differentiable backward": lambda: Odd(Applied(Square)),
     "double backward inside": lambda: Odd(Penalty()),
+    "gradient inside by a bound name": lambda: Odd(BoundPenalty()),
     "tensor hook": lambda: Odd(TensorHook()),
     "forward hook": lambda: hooked("forward"),
     "forward pre-hook": lambda: hooked("forward pre"),
@@ -591,6 +620,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module | list[nn.Module]], str]] = {
     "draw in the model's forward": (RootDraw, "Python's or numpy's generator"),
     "counter in a global variable": (GlobalCounter, "do not train as the model does"),
     "generator of its own": (lambda: Odd(OwnGenerator()), "got a Generator, need tensors only"),
+    "generator of its own in a list": (
+        lambda: [nn.Linear(WIDTH, WIDTH), OwnGenerator(), nn.Linear(WIDTH, 3)],
+        r"differs by .* \(let it draw from torch's, without generator=\)",
+    ),
+    "attribute written into in a list": (
+        lambda: [nn.Linear(WIDTH, WIDTH), WritesAttribute(), nn.Linear(WIDTH, 3)],
+        r"differs by .* plain attribute \(register_buffer it\)",
+    ),
     "input changed in place": (WritesInput, "writes into the model's input"),
     "input changed under no_grad": (WritesInputView, "writes into the model's input"),
     "lazy module": (lambda: Odd(nn.LazyLinear(WIDTH)), "lazy"),

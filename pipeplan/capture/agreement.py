@@ -20,6 +20,7 @@ from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
+from pipeplan.capture.partition.sequential import is_sequential
 from pipeplan.capture.split import module_of
 from pipeplan.capture.tensor_distance import (
     densified,
@@ -112,7 +113,7 @@ def check_output(
             made = tensors_in(run_layers(model, arguments.tensors))
     for expected, got in zip(outputs, made, strict=True):
         unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
-        _relative("the output", expected, got, 0.0, unit, type(whole).__name__, 0)
+        _relative("the output", expected, got, 0.0, unit, whole, 0)
 
 
 def _batches_of(task: Task, most: int) -> Iterator[MicroBatch]:
@@ -293,13 +294,12 @@ def _compared(
         InputError: if it is more than rounding explains.
     """
     steepest = max(map(largest_size, expected.gradients.values()), default=0.0)
-    name = type(whole).__name__
     pairs = _pairs(expected, got, steepest)
-    return max((_relative(*pair, unit, name, number) for pair in pairs), default=0.0)
+    return max((_relative(*pair, unit, whole, number) for pair in pairs), default=0.0)
 
 
 def _relative(
-    what: str, one: Tensor, other: Tensor, scale: float, unit: float, model: str, number: int
+    what: str, one: Tensor, other: Tensor, scale: float, unit: float, whole: nn.Module, number: int
 ) -> float:
     """How far `other` is from `one`, relative to the largest number of `one`.
 
@@ -315,13 +315,26 @@ def _relative(
     relative = far / size if size else 1.0
     if relative > unit**0.5:
         raise InputError(
-            f"task: model {model}: its layers do not train as the model does:"
+            f"task: model {type(whole).__name__}: its layers do not train as the model does:"
             f" {what} differs by {relative:.2%} on data({number}), need the same but for"
-            " rounding. It may use random numbers other than torch's, or state outside of"
-            " parameters and buffers, or see that it is exported. Put what does so into an"
-            " nn.Module of its own, or give the model's layers as a Python list."
+            f" rounding. {_advice(whole)}"
         )
     return relative
+
+
+def _advice(whole: nn.Module) -> str:
+    """What may be the matter with a model that differs from its layers, and what to do."""
+    if is_sequential(whole):
+        return (
+            "A layer may draw from a generator of its own (let it draw from torch's, without"
+            " generator=), or write into a tensor that is a plain attribute (register_buffer it),"
+            " or keep state where nobody finds it, as in a global variable."
+        )
+    return (
+        "It may use random numbers other than torch's, or state outside of parameters and buffers"
+        " (register_buffer a tensor that it writes into), or see that it is exported. Put what"
+        " does so into an nn.Module of its own, or give the model's layers as a Python list."
+    )
 
 
 def _pairs(
