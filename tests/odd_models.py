@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -98,6 +100,33 @@ class Penalty(nn.Module):
             made = Square.apply(self.linear(value))
             (slope,) = torch.autograd.grad(made.sum(), value, create_graph=True)
         return made + slope
+
+
+class BoundPenalty(nn.Module):
+    """Takes a gradient by a name that was bound before anybody watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.enable_grad():
+            value = value if value.requires_grad else value.requires_grad_()
+            made = torch.tanh(self.linear(value)).square()
+            (slope,) = grad(made.sum(), value, create_graph=True)
+        return value + slope
+
+
+class WritesAttribute(nn.Module):
+    """Adds to a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.total = nn.Linear(WIDTH, WIDTH), torch.zeros(WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.total.add_(value.detach().mean(0))
+        return self.linear(value) + self.total
 
 
 class TensorHook(nn.Module):
@@ -404,11 +433,128 @@ def compiled(part: str) -> nn.Module:
     return torch.compile(model, backend="aot_eager")  # type: ignore[return-value]
 
 
+class CountsInBuffer(Odd):
+    """Assigns a buffer of its own and multiplies with it, so that its backward needs it."""
+
+    number: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.zeros(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = super().forward(value)
+        self.number += 1
+        return made * self.number / self.number.sqrt()
+
+
+class InputAverage(Odd):
+    """Subtracts a moving average of its input, which a block under no_grad reads."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(value.mean(0), alpha=0.1)
+            shifted = value.clone()
+            shifted.sub_(self.mean)
+        return super().forward(shifted)
+
+
+class WritesInputView(Odd):
+    """Changes its input in a block under no_grad, by a view."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            value[:, 0].zero_()
+        return super().forward(value)
+
+
+class Teacher(nn.Module):
+    """Adds what a frozen copy makes of the input, which follows the trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            pairs = zip(self.teacher.parameters(), self.student.parameters(), strict=True)
+            for slow, fast in pairs:
+                slow.mul_(0.9).add_(fast, alpha=0.1)
+            taught = self.teacher(value)
+        return torch.tanh(self.student(value)) + taught
+
+
+class WatchedTeacher(Teacher):
+    """Looks at values, so that no fake pass shows what it does."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value if value.sum() > 0 else -value)
+
+
+@dataclass
+class Schedule:
+    """Counts its steps in an object that is no module."""
+
+    steps: int = 0
+
+    def factor(self) -> float:
+        self.steps += 1
+        return 1.0 / self.steps
+
+
+class Scheduled(nn.Module):
+    """Multiplies with less each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.plan = nn.Linear(WIDTH, WIDTH), {"main": Schedule()}
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.linear(value) * self.plan["main"].factor()
+
+
+class Twice(nn.Module):
+    """Gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(value), value
+
+
+class OfPair(nn.Module):
+    """Takes two tensors as one argument, as an `nn.Sequential` gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.linear(pair[0])), pair[1]
+
+
+class SumOfPair(nn.Module):
+    """One tensor of two."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
 EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "gradient reversal": lambda: Odd(Applied(Reverse)),
     "straight-through quantizer": lambda: Odd(Applied(Quantize)),
     "custom Function, differentiable backward": lambda: Odd(Applied(Square)),
     "double backward inside": lambda: Odd(Penalty()),
+    "gradient inside by a bound name": lambda: Odd(BoundPenalty()),
     "tensor hook": lambda: Odd(TensorHook()),
     "forward hook": lambda: hooked("forward"),
     "forward pre-hook": lambda: hooked("forward pre"),
@@ -428,6 +574,12 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "weight norm by a hook": lambda: Odd(weight_norm(nn.Linear(WIDTH, WIDTH))),
     "moving average": lambda: Odd(MovingAverage()),
     "batch norm": lambda: Odd(nn.BatchNorm1d(WIDTH)),
+    "counter that is a buffer": CountsInBuffer,
+    "moving average of the input": InputAverage,
+    "teacher in a Sequential": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Teacher(), nn.Linear(WIDTH, 3)
+    ),
+    "teacher that looks at values": lambda: Odd(WatchedTeacher()),
     "no_grad inside": lambda: Odd(NoGrad()),
     "detach trick": lambda: Odd(Straight()),
     "forked generator": lambda: Odd(Fork()),
@@ -437,11 +589,19 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "hooks in a Sequential": lambda: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), TensorHook(), Applied(Reverse), nn.Linear(WIDTH, 3)
     ),
+    "pairs in a Sequential": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Twice(), OfPair(), SumOfPair(), nn.Linear(WIDTH, 3)
+    ),
+    "counter in an object": lambda: Odd(Scheduled()),
+    "counter in an object, in a Sequential": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Scheduled(), nn.Linear(WIDTH, 3)
+    ),
     "counter in a list": lambda: [nn.Linear(WIDTH, WIDTH), Counter(), nn.Linear(WIDTH, 3)],
 }
 """Trained bit for bit as a plain loop does."""
 
 TIED: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
+    "teacher": lambda: Odd(Teacher()),
     "weight tied by a property": Borrowed,
 }
 """The same, where gradients of one parameter are added up layer by layer."""
@@ -460,7 +620,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module | list[nn.Module]], str]] = {
     "draw in the model's forward": (RootDraw, "Python's or numpy's generator"),
     "counter in a global variable": (GlobalCounter, "do not train as the model does"),
     "generator of its own": (lambda: Odd(OwnGenerator()), "got a Generator, need tensors only"),
+    "generator of its own in a list": (
+        lambda: [nn.Linear(WIDTH, WIDTH), OwnGenerator(), nn.Linear(WIDTH, 3)],
+        r"differs by .* \(let it draw from torch's, without generator=\)",
+    ),
+    "attribute written into in a list": (
+        lambda: [nn.Linear(WIDTH, WIDTH), WritesAttribute(), nn.Linear(WIDTH, 3)],
+        r"differs by .* plain attribute \(register_buffer it\)",
+    ),
     "input changed in place": (WritesInput, "writes into the model's input"),
+    "input changed under no_grad": (WritesInputView, "writes into the model's input"),
     "lazy module": (lambda: Odd(nn.LazyLinear(WIDTH)), "lazy"),
     "module of another layer": (stowaway, "not among its own"),
     "hook of a Sequential": (

@@ -20,6 +20,7 @@ from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
+from pipeplan.capture.partition.sequential import is_sequential
 from pipeplan.capture.split import module_of
 from pipeplan.capture.tensor_distance import (
     densified,
@@ -29,7 +30,7 @@ from pipeplan.capture.tensor_distance import (
 )
 from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
 from pipeplan.capture.user_model.loss_state import check_keeps_nothing, restored_loss
-from pipeplan.capture.user_model.model_call import result_of, run_layers
+from pipeplan.capture.user_model.model_call import result_of, run_layers, told_of
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
@@ -60,7 +61,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     Raises:
         InputError: if they differ by more than rounding, a layer trains a parameter that is none
             of its own, a forward registers a buffer, or the optimizer would move a parameter that
-            no gradient reaches in the model.
+            no gradient reaches in the model; if model, loss or a backward fails.
     """
     whole = module_of(task)
     task = device_of(task.model).bring(task)
@@ -112,7 +113,7 @@ def check_output(
             made = tensors_in(run_layers(model, arguments.tensors))
     for expected, got in zip(outputs, made, strict=True):
         unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
-        _relative("the output", expected, got, 0.0, unit, type(whole).__name__, 0)
+        _relative("the output", expected, got, 0.0, unit, whole, 0)
 
 
 def _batches_of(task: Task, most: int) -> Iterator[MicroBatch]:
@@ -154,21 +155,27 @@ def _whole(
     seed: int,
 ) -> _Trained:
     """The user's own model; in a list of layers, nothing but one after the other."""
+    what = f"model {type(whole).__name__}"
     batch = batch.mapped(torch.clone)
     drawing = {name: whole.get_submodule(name) for name in model.drawing}
     with intercepted_calls(drawing, _seeded):
         seed_all(seed)
         with casting(model.autocast, batch.inputs[0].device):
             is_list = isinstance(whole, nn.ModuleList)
-            result: Any = (
-                run_layers(model, batch.inputs) if is_list else result_of(whole, batch.arguments)
-            )
+            with told_of(f"{what}: its forward", seed):
+                result: Any = (
+                    run_layers(model, batch.inputs)
+                    if is_list
+                    else result_of(whole, batch.arguments)
+                )
             outputs, structure = returned(result, own_loss=task.loss is None)
             given = result if structure else outputs[0]
-            if task.loss and not seed:
-                check_keeps_nothing(task.loss, given, batch.target)
-            loss = check_loss(task.loss(given, batch.target) if task.loss else given)
-        loss.backward()
+            with told_of("loss", seed):
+                if task.loss and not seed:
+                    check_keeps_nothing(task.loss, given, batch.target)
+                loss = check_loss(task.loss(given, batch.target) if task.loss else given)
+        with told_of(f"{what}: its backward", seed):
+            loss.backward()
     return _Trained.of(whole, outputs, loss)
 
 
@@ -195,22 +202,29 @@ def _layers(
         values = tuple(output.detach() for output in outputs)
     with casting(model.autocast, values[0].device):
         judge = layer_loss(task.loss, model.returned)
-        loss = check_loss(judge(alone(made[-1]), batch.target))
-    _backward(model, loss, slots, made)
+        with told_of("loss", seed):
+            loss = check_loss(judge(alone(made[-1]), batch.target))
+    _backward(model, loss, slots, made, seed)
     return _Trained.of(whole, values, loss)
 
 
 def _backward(
-    model: SplitModel, loss: Tensor, slots: Sequence[Slot], made: Sequence[tuple[Tensor, ...]]
+    model: SplitModel,
+    loss: Tensor,
+    slots: Sequence[Slot],
+    made: Sequence[tuple[Tensor, ...]],
+    number: int,
 ) -> None:
     """Layer by layer from the last one; `slots` and `made` are entries and outputs by layer."""
-    loss.backward()
+    with told_of(f"layer {model.names[-1]!r}: its backward", number):
+        loss.backward()
     for index in range(len(made) - 1, 0, -1):
         pairs = zip(made[index - 1], model.boundaries[index], strict=True)
         roots = [output for output, spec in pairs if spec.differentiable]
         arrived = slots[index].take() or [torch.zeros_like(root) for root in roots]
         if roots:
-            torch.autograd.backward(roots, arrived)
+            with told_of(f"layer {model.names[index - 1]!r}: its backward", number):
+                torch.autograd.backward(roots, arrived)
 
 
 def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:
@@ -280,13 +294,12 @@ def _compared(
         InputError: if it is more than rounding explains.
     """
     steepest = max(map(largest_size, expected.gradients.values()), default=0.0)
-    name = type(whole).__name__
     pairs = _pairs(expected, got, steepest)
-    return max((_relative(*pair, unit, name, number) for pair in pairs), default=0.0)
+    return max((_relative(*pair, unit, whole, number) for pair in pairs), default=0.0)
 
 
 def _relative(
-    what: str, one: Tensor, other: Tensor, scale: float, unit: float, model: str, number: int
+    what: str, one: Tensor, other: Tensor, scale: float, unit: float, whole: nn.Module, number: int
 ) -> float:
     """How far `other` is from `one`, relative to the largest number of `one`.
 
@@ -302,13 +315,26 @@ def _relative(
     relative = far / size if size else 1.0
     if relative > unit**0.5:
         raise InputError(
-            f"task: model {model}: its layers do not train as the model does:"
+            f"task: model {type(whole).__name__}: its layers do not train as the model does:"
             f" {what} differs by {relative:.2%} on data({number}), need the same but for"
-            " rounding. It may use random numbers other than torch's, or state outside of"
-            " parameters and buffers, or see that it is exported. Put what does so into an"
-            " nn.Module of its own, or give the model's layers as a Python list."
+            f" rounding. {_advice(whole)}"
         )
     return relative
+
+
+def _advice(whole: nn.Module) -> str:
+    """What may be the matter with a model that differs from its layers, and what to do."""
+    if is_sequential(whole):
+        return (
+            "A layer may draw from a generator of its own (let it draw from torch's, without"
+            " generator=), or write into a tensor that is a plain attribute (register_buffer it),"
+            " or keep state where nobody finds it, as in a global variable."
+        )
+    return (
+        "It may use random numbers other than torch's, or state outside of parameters and buffers"
+        " (register_buffer a tensor that it writes into), or see that it is exported. Put what"
+        " does so into an nn.Module of its own, or give the model's layers as a Python list."
+    )
 
 
 def _pairs(

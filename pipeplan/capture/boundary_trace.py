@@ -98,18 +98,28 @@ def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:
 
 
 class _FakeMode(FakeTensorMode):
-    """Also computes nothing with a parameter without memory and a number alone.
+    """Also computes nothing with parameters alone that have no memory, or are written into.
 
-    torch computes `1 + weight` for real where nothing in it is fake, and would read what is not
-    there.
+    torch computes `1 + weight` for real where nothing in it is fake: it would read what is not
+    there, and a forward that moves a parameter would move the user's.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_map_only(Tensor, self._faked, (args, kwargs or {}))
+        is_unreal = _is_moved if func._schema.is_mutable else is_empty  # noqa: SLF001
+
+        def faked(tensor: Tensor) -> Tensor:
+            return self.from_tensor(tensor) if is_unreal(tensor) else tensor
+
+        given = tree_map_only(Tensor, faked, (args, kwargs or {}))
         return super().__torch_dispatch__(func, types, *given)
 
-    def _faked(self, tensor: Tensor) -> Tensor:
-        return self.from_tensor(tensor) if is_empty(tensor) else tensor
+
+def _is_moved(tensor: Tensor) -> bool:
+    """Whether an operation that writes into `tensor` would move a parameter for real."""
+    if isinstance(tensor, FakeTensor):
+        return False
+    base = tensor if tensor._base is None else tensor._base  # noqa: SLF001
+    return is_empty(tensor) or isinstance(base, nn.Parameter)
 
 
 def _first_fake(layers: Iterable[nn.Module]) -> FakeTensor | None:
@@ -141,7 +151,7 @@ def call_layer(
         shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
         raise InputError(
             f"task: layer {name!r}, input of shape {shapes}: forward failed:"
-            f" {type(error).__name__}: {error}{_hint(error)}"
+            f" {type(error).__name__}: {error}{_hint(error, boundary)}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
     if not outputs or any(not isinstance(value, Tensor) for value in outputs):
@@ -152,13 +162,19 @@ def call_layer(
     return outputs
 
 
-def _hint(error: Exception) -> str:
-    if "cannot register a hook on a tensor that doesn't require" not in str(error):
-        return ""
-    return (
-        ". Layers also run without autograd: to find shapes, to evaluate, and first where they are"
-        " computed again. Register it `if tensor.requires_grad`."
-    )
+def _hint(error: Exception, boundary: tuple[Tensor, ...]) -> str:
+    """What to do about it, behind a full stop; empty where the error says it."""
+    if "cannot register a hook on a tensor that doesn't require" in str(error):
+        return (
+            ". Layers also run without autograd: to find shapes, to evaluate, and first where they"
+            " are computed again. Register it `if tensor.requires_grad`."
+        )
+    if isinstance(error, TypeError) and "positional argument" in str(error) and len(boundary) > 1:
+        return (
+            ". An nn.Sequential hands several tensors on as one tuple, a Python list of layers as"
+            " that many arguments: give the one that the layer's forward takes."
+        )
+    return ""
 
 
 def alone(values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:

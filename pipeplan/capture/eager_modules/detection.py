@@ -157,7 +157,7 @@ def _run(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
                 f"task: model {type(model).__name__}: looks at values, and there are none:"
                 f" {type(error).__name__}: {error}"
             ) from error
-    with watch.watching():
+    with watch.watching(), restored([model], all_frozen=True):
         try:
             result_of(model, arguments)
             _watch_changes(model, arguments, watch)

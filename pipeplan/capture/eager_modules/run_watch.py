@@ -140,8 +140,8 @@ _WATCHED: tuple[tuple[Any, str, str], ...] = (
         "__enter__",
         "checkpoints (plan --recompute auto decides that itself) or packs saved tensors",
     ),
-    (torch.autograd, "grad", "computes gradients"),
-    (torch.autograd, "backward", "runs a backward"),
+    # Behind `grad` and `backward`, which people bind to names of their own.
+    (torch.autograd, "_engine_run_backward", "computes gradients"),
     (torch, "manual_seed", "seeds torch's generator"),
     (torch.random, "manual_seed", "seeds torch's generator"),
     (torch, "set_rng_state", "sets the state of torch's generator"),

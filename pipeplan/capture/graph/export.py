@@ -210,12 +210,16 @@ def _name_buffers(states: Mapping[fx.Node, tuple[str, Tensor]]) -> None:
     """Lets every use of a changed buffer name the buffer, not the operation that changed it.
 
     An operation in place returns its argument, so they are one object; but a value that is made
-    by an operation would have to be sent.
+    by an operation would have to be sent. Where a forward assigns it (`self.n += 1`), the graph
+    ends with a copy of the buffer into itself, which autograd would count as a write: it goes.
     """
     for buffer in states:
         for user in list(buffer.users):
             if returns_argument(user) and user.args[0] is buffer:
                 user.replace_all_uses_with(buffer)
+        for user in list(buffer.users):
+            if user.target is torch.ops.aten.copy_.default and user.args[:2] == (buffer, buffer):
+                buffer.graph.erase_node(user)
 
 
 def _state(

@@ -50,8 +50,8 @@ def node_region(node: fx.Node) -> fx.GraphModule | None:
 def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
     """What `node` draws and writes, by the schemas of its operations.
 
-    Batch norm changes the buffers it is given without saying so. What a region inside writes may
-    be anything that is passed into it.
+    Batch norm changes the buffers it is given without saying so. A region inside writes what its
+    operations write of what is passed into it; what it makes itself is nobody else's.
 
     Args:
         node: calls an operation or a region.
@@ -59,17 +59,15 @@ def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
     """
     inner = node_region(node)
     if inner is not None:
-        parts = [node_effects(part, set()) for part in _calls(inner)]
-        writes = any(part.writes for part in parts) or any(map(_is_silent, _calls(inner)))
-        passed = [source for source in node.all_input_nodes if source.op != "get_attr"]
-        touched = {storage for source in passed for storage in node_storages(source)}
-        return Effects(any(p.random for p in parts), frozenset(touched if writes else ()))
+        return _region_effects(node, inner, buffers)
     if not isinstance(node.target, OpOverload):
         return Effects(False, frozenset())
     written: set[int] = set()
-    for is_write, sources in _arguments(node):
-        for source in sources:
-            if is_write or (_is_silent(node) and source in buffers):
+    is_silent = _is_silent(node)
+    for argument, value in _arguments(node):
+        is_write = argument.alias_info is not None and argument.alias_info.is_write
+        for source in tree_leaves(value):
+            if isinstance(source, fx.Node) and (is_write or (is_silent and source in buffers)):
                 written |= node_storages(source)
     return Effects(torch.Tag.nondeterministic_seeded in node.target.tags, frozenset(written))
 
@@ -118,21 +116,44 @@ def is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in tags
 
 
+def _region_effects(node: fx.Node, inner: fx.GraphModule, buffers: set[fx.Node]) -> Effects:
+    """What the operations of `inner` do to what `node` passes into it.
+
+    Tensors inside and outside are the same fake ones, so storages are, too.
+    """
+    places = inner.graph.find_nodes(op="placeholder")
+    passed = [each for each in node.all_input_nodes if each.op != "get_attr"]
+    outside = [each for each in node.args if isinstance(each, fx.Node) and each.op != "get_attr"]
+    pairs = zip(places, outside, strict=True)
+    own = {place for place, source in pairs if source in buffers}
+    parts = [node_effects(part, own) for part in _calls(inner)]
+    touched = {storage for source in passed for storage in node_storages(source)}
+    written = {storage for part in parts for storage in part.writes}
+    return Effects(any(part.random for part in parts), frozenset(touched & written))
+
+
 def _calls(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "call_function"]
 
 
 def _is_silent(node: fx.Node) -> bool:
-    """Whether it is a composite operation, which may change its arguments without saying so."""
+    """Whether it is a composite operation, which may change its arguments without saying so.
+
+    A norm that is told to use the statistics it has changes none.
+    """
     tags: Any = getattr(node.target, "tags", ())
-    return torch.Tag.maybe_aliasing_or_mutating in tags
+    if torch.Tag.maybe_aliasing_or_mutating not in tags:
+        return False
+    return not any(
+        argument.name in ("training", "use_input_stats") and value is False
+        for argument, value in _arguments(node)
+    )
 
 
-def _arguments(node: fx.Node) -> Iterator[tuple[bool, list[fx.Node]]]:
-    """Per argument of the schema: whether it is written, and the nodes that are passed."""
+def _arguments(node: fx.Node) -> Iterator[tuple[torch.Argument, Any]]:
+    """Each argument of the schema, and what is passed for it; None for its default."""
     assert isinstance(node.target, OpOverload)
     schema = node.target._schema  # noqa: SLF001
     for index, argument in enumerate(schema.arguments):
         value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        is_write = argument.alias_info is not None and argument.alias_info.is_write
-        yield is_write, [leaf for leaf in tree_leaves(value) if isinstance(leaf, fx.Node)]
+        yield argument, value

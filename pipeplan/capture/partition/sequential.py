@@ -35,6 +35,7 @@ def sequential_layers(
 ) -> tuple[dict[str, nn.Module], BoundaryTrace]:
     """The layers by name, such as `0:Linear`, and the boundaries between them.
 
+    Members of an `nn.Sequential` take several tensors as one tuple, those of a list one by one.
     A layer that only gives its input another shape, or works in place, joins the layer before it:
     a cut there would save nothing.
 
@@ -50,7 +51,12 @@ def sequential_layers(
             f" a {type(model).__name__}, need a tensor or a tuple of tensors, which the first of"
             " its modules takes. Or give the model as one nn.Module with a forward of its own."
         )
-    traced = trace_boundaries(layers, loss, batch)
+    if isinstance(model, nn.Sequential):
+        taking = {name: TupleLayer(layer) for name, layer in layers.items()}
+        traced = trace_boundaries(taking, loss, batch)
+        layers = _unwrapped(taking, traced)
+    else:
+        traced = trace_boundaries(layers, loss, batch)
     joined = _joined(layers, _starts(traced))
     if len(joined) < len(layers):
         layers, traced = joined, trace_boundaries(joined, loss, batch)
@@ -115,6 +121,24 @@ class SeedingLayer(nn.Module):
         """What the layer returns."""
         seed_like_torch()
         return self.part(*boundary)
+
+
+class TupleLayer(nn.Module):
+    """A member of an `nn.Sequential`, which hands a tuple on as one argument; a list does not."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *boundary: Tensor) -> Any:
+        """What the member returns."""
+        return self.part(boundary if len(boundary) > 1 else boundary[0])
+
+
+def _unwrapped(layers: Mapping[str, TupleLayer], traced: BoundaryTrace) -> dict[str, nn.Module]:
+    """`layers`, where those that take a single tensor are the members themselves."""
+    rows = zip(layers.items(), traced.boundaries, strict=True)
+    return {name: layer.part if len(taken) == 1 else layer for (name, layer), taken in rows}
 
 
 class JoinedLayer(nn.Module):

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeplan.errors import InputError
+from pipeplan.capture.user_model.user_code import place_of
+from pipeplan.errors import InputError, PipeplanError
 from pipeplan.nested import ModelArguments, text_of
 from pipeplan.split_model import SplitModel
 
@@ -68,6 +69,30 @@ def run_layers(split: SplitModel, inputs: Sequence[Tensor]) -> Tensor | tuple[Te
         result = layer(*values, *(inputs[place] for place in split.fed_to(index)))
         values = result if isinstance(result, tuple) else (result,)
     return values if len(values) > 1 else values[0]
+
+
+@contextmanager
+def told_of(what: str, number: int) -> Iterator[None]:
+    """Tells the user of an error in code of the user's that is called inside.
+
+    Args:
+        what: fails, such as `model Net: its backward`, for the message.
+        number: of the micro-batch it is called for.
+
+    Raises:
+        InputError: in place of what was raised; pipeplan's own errors are passed on.
+    """
+    try:
+        yield
+    except PipeplanError:
+        raise
+    except Exception as error:
+        said = str(error).rstrip(".")
+        raise InputError(
+            f"task: {what} fails on data({number}){place_of(error)}: {type(error).__name__}:"
+            f" {said}. Check that a loop without pipeplan trains on it: the loss of what the model"
+            " returns, and its backward()."
+        ) from error
 
 
 @contextmanager

@@ -1,23 +1,31 @@
 """Python attributes of modules: what a forward changes beside parameters, and puts back.
 
-Plain values (numbers, texts, and containers of them) are compared and copied; of anything else
-only which object it is. A tensor that carries a graph counts as the one before: it is derived of
-parameters, or shows what came out.
+Plain values (numbers, texts, and containers of them) are compared and copied, those in the user's
+own objects, too (a schedule that counts its steps); of anything else only which object it is. A
+tensor that carries a graph counts as the one before: it is derived of parameters, or shows what
+came out.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeplan.capture.user_model.interception import HOOKS
+from pipeplan.empty import is_empty
+from pipeplan.layout import overwrite
 
 _TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
 """Attributes by which a module finds what is registered in it: kept by the objects in them."""
@@ -29,12 +37,13 @@ class AttributeSnapshot:
     def __init__(self, modules: Iterable[Any]) -> None:
         """Takes a copy of the attributes of `modules` and all modules inside them.
 
-        Other objects with attributes count as modules with nothing inside them.
+        Other objects with attributes count as modules with no modules inside them.
         """
+        seen: set[int] = set()
         self._kept = [
-            (name, part, _plain_copy(attributes_of(part)))
+            (where, part, _plain_copy(attributes_of(part)))
             for module in modules
-            for name, part in _inside(module)
+            for where, part in _inside(module, seen)
         ]
         self._objects = [dict(attributes_of(part)) for _, part, _ in self._kept]
         self._tables = [_tables(part) for _, part, _ in self._kept]
@@ -42,8 +51,8 @@ class AttributeSnapshot:
     def changed(self) -> list[tuple[str, str]]:
         """(module, attribute) of each plain attribute that is another one by now."""
         return [
-            (name, key)
-            for name, part, kept in self._kept
+            (name, f"{path}{key}")
+            for (name, path), part, kept in self._kept
             for key, value in attributes_of(part).items()
             if not _same(value, kept.get(key, _MISSING))
         ]
@@ -51,7 +60,8 @@ class AttributeSnapshot:
     def untouched(self) -> bool:
         """Whether all that a module's code finds in it is the same object with the same content.
 
-        Not seen is what happens inside of tensors and of objects that are no containers.
+        Not seen is what happens inside of tensors, and of objects that are neither containers nor
+        the user's.
         """
         return all(
             _same(attributes_of(part), kept, operator.is_)
@@ -71,16 +81,27 @@ class AttributeSnapshot:
                 del part.__dict__[key]
             for key, value in objects.items():
                 _refill(value, kept[key])
-                part.__dict__[key] = value
+                if part.__dict__.get(key, _MISSING) is not value:
+                    part.__dict__[key] = value
             for name, table in tables.items():
                 _refill_table(part.__dict__.get(name), table)
 
 
 @contextmanager
-def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Gives buffers (running statistics) and Python attributes of `modules` their values back."""
+def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Iterator[None]:
+    """Gives buffers, frozen parameters and Python attributes of `modules` their values back.
+
+    A forward moves few frozen parameters (those of a teacher that follows its student), so only
+    those are copied of which it is known. Each of these contexts learns of it, also where a
+    forward computes nothing: torch counts its writes all the same.
+
+    Args:
+        modules: whose forwards run inside.
+        all_frozen: copies all of them: inside is the first forward that computes.
+    """
     parts = list(modules)
     buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+    frozen = [_Frozen.of(p, all_frozen) for x in parts for p in x.parameters() if _is_frozen(p)]
     attributes = AttributeSnapshot(parts)
     try:
         yield
@@ -89,13 +110,96 @@ def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
+            for parameter in frozen:
+                parameter.put_back()
+
+
+_MOVED = WeakIdKeyDictionary()
+"""Frozen parameters into which a forward has written, as keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """A parameter that is not trained at some instant."""
+
+    parameter: Tensor
+    version: int
+    copy: Tensor | None
+
+    @classmethod
+    def of(cls, parameter: Tensor, is_copied: bool) -> _Frozen:
+        """With a copy if that is wanted, or a forward is known to write into it."""
+        wanted = is_copied or parameter in _MOVED
+        copied = parameter.detach().clone() if wanted and _has_values(parameter) else None
+        return cls(parameter, _version(parameter), copied)
+
+    def put_back(self) -> None:
+        """Let it be as it was, and remember whether it was not."""
+        is_other = self.copy is not None and not torch.equal(self.parameter, self.copy)
+        if is_other or _version(self.parameter) != self.version:
+            _MOVED[self.parameter] = True
+        if self.copy is not None and is_other:
+            overwrite(self.parameter, self.copy)
+
+
+def _is_frozen(parameter: Tensor) -> bool:
+    return not (parameter.requires_grad or is_lazy(parameter))
+
+
+def _has_values(parameter: Tensor) -> bool:
+    return not (isinstance(parameter, FakeTensor) or is_empty(parameter) or parameter.is_meta)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often `tensor` has been written into, by torch's own count."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 _MISSING = object()
 
 
-def _inside(part: Any) -> Iterable[tuple[str, Any]]:
-    return part.named_modules() if isinstance(part, nn.Module) else [("", part)]
+_MOST = 1000
+"""The user's objects that are looked into: an attribute may lead to all there is (a trainer)."""
+_OTHERS = sys.stdlib_module_names | {"torch", "numpy"}
+"""Packages whose objects keep what is nobody's to put back."""
+
+
+def _inside(part: Any, seen: set[int]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """What has attributes in `part`: (module, `attribute.` that leads there), and the object.
+
+    Args:
+        part: a module or another object.
+        seen: identities of the user's objects that have been found; gets those found here.
+    """
+    named = part.named_modules() if isinstance(part, nn.Module) else [("", part)]
+    for name, module in named:
+        waiting = deque([("", module)])
+        while waiting:
+            path, one = waiting.popleft()
+            yield (name, path), one
+            for key, value in attributes_of(one).items():
+                for leaf in _leaves(value):
+                    if len(seen) < _MOST and id(leaf) not in seen and _is_users(leaf):
+                        seen.add(id(leaf))
+                        waiting.append((f"{path}{key}.", leaf))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is no container in nested containers."""
+    if isinstance(value, dict | list | tuple | set | deque):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _is_users(value: Any) -> bool:
+    """Whether `value` is an object with attributes, of a class that the user may have written."""
+    if type(value).__module__.partition(".")[0] in _OTHERS:
+        return False
+    if isinstance(value, nn.Module | Tensor | type):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def attributes_of(module: Any) -> dict[str, Any]:

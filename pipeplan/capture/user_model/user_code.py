@@ -42,7 +42,7 @@ def is_under(error: BaseException, folder: str) -> bool:
 
 def is_machinery(file: str) -> bool:
     """Whether `file` is torch's or ours, so that no user looks there."""
-    return bool(re.search(r"/torch/|/sympy/|/contextlib\.py$|/pipeplan/capture/|^<", file))
+    return bool(re.search(_MACHINERY, file))
 
 
 def names_by_identity(model: nn.Module) -> dict[int, str]:
@@ -76,3 +76,6 @@ def running_module(names: Mapping[int, str]) -> tuple[str, str]:
             return name, where
         frame = frame.f_back
     return "", where
+
+
+_MACHINERY = r"/torch/|/sympy/|/contextlib\.py$|/pipeplan/(capture/|nested\.py$)|^<"

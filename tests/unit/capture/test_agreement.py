@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from tests import capture_tasks, pipelines
+from tests import capture_tasks, odd_models, pipelines
 
 
 class Scaled(nn.Module):
@@ -69,6 +72,88 @@ def test_a_wrong_output_is_refused() -> None:
     task = mlp()
     with pytest.raises(InputError, match="the output differs by"):
         agreement(spoiled(task, output=1.01), task)
+
+
+class ReadTwice(nn.Module):
+    """Writes into what its backward needs."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = torch.sigmoid(value)
+        made.mul_(2)
+        return made * 1
+
+
+class Failing(torch.autograd.Function):
+    """The identity, without a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise ValueError("no backward.")
+
+
+class Applied(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return Failing.apply(value)
+
+
+class NotAsAWhole(nn.Sequential):
+    """Its members run, itself it does not."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        raise ValueError("not as a whole")
+
+
+def failing_later(made: Tensor, target: Tensor) -> Tensor:
+    """A loss that knows the first micro-batch only."""
+    if target.flatten()[0] > 0:
+        raise KeyError("target")
+    return functional.mse_loss(made, target)
+
+
+@pytest.mark.parametrize(
+    ("middle", "message"),
+    [
+        (
+            ReadTwice(),
+            r"task: model Sequential: its backward fails on data\(0\): RuntimeError: one of"
+            r".*inplace.*\. Check that a loop",
+        ),
+        (
+            Applied(),
+            r"its backward fails on data\(0\) at test_agreement\.py:\d+ \(backward\):"
+            r" ValueError: no backward\. Check that a loop",
+        ),
+    ],
+)
+def test_a_backward_that_fails_is_the_users(middle: nn.Module, message: str) -> None:
+    """The message names the model, the micro-batch and the user's line."""
+    task = replace(mlp(), model=nn.Sequential(nn.Linear(6, 6), middle, nn.Linear(6, 3)))
+    with pytest.raises(InputError, match=message):
+        agreement(split(task), task)
+
+
+def test_a_loss_or_a_model_that_fails_is_the_users() -> None:
+    """Both on a micro-batch that the split has not seen."""
+    task = replace(mlp(), data=lambda n: (torch.ones(4, 6), torch.full((4, 3), float(n))))
+    later = replace(task, loss=failing_later)
+    with pytest.raises(InputError, match=r"task: loss fails on data\(1\) at .*: KeyError: 'tar"):
+        agreement(split(later), later)
+    whole = replace(task, model=NotAsAWhole(*task.model))
+    with pytest.raises(InputError, match=r"model NotAsAWhole: its forward fails on data\(0\) at"):
+        agreement(split(task), whole)
+
+
+def test_a_layer_whose_backward_fails_is_named() -> None:
+    """Where that of the model does not."""
+    task = mlp()
+    model = split(task)
+    broken = replace(model, layers=(nn.Sequential(model.layers[0], Applied()), *model.layers[1:]))
+    with pytest.raises(InputError, match=r"layer '0:Linear': its backward fails on data\(0\)"):
+        agreement(broken, task)
 
 
 def test_both_parts_of_complex_numbers_are_compared() -> None:
@@ -142,6 +227,25 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "middle",
+    [odd_models.Teacher(), odd_models.WatchedTeacher()],
+    ids=lambda middle: type(middle).__name__,
+)
+@pytest.mark.parametrize("whole", [odd_models.Odd, nn.Sequential])
+def test_frozen_parameters_that_a_forward_moves_are_put_back(
+    whole: Callable[[nn.Module], nn.Module], middle: nn.Module
+) -> None:
+    """Whether a fake pass or a real one shows it first."""
+    model = whole(middle)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    task = replace(mlp(), model=model, loss=lambda made, _: made.square().mean())
+    cut = split(task)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert agreement(cut, task).is_exact
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_containers_of_a_module_are_put_back() -> None:
     """Lists, dictionaries and what is in them; they stay the same objects."""
     module = nn.Identity()
@@ -160,6 +264,52 @@ def test_containers_of_a_module_are_put_back() -> None:
     assert rows == [1, (2, 3)]
     assert table == {"a": [1], "b": {"c": 2}}
     assert not hasattr(module, "new")
+
+
+class Clock:
+    """Knows another one, and a table."""
+
+    def __init__(self, other: Clock | None = None) -> None:
+        self.ticks, self.other, self.table = 0, other or self, {"ticks": 0}
+
+    def tick(self) -> None:
+        """Counts, also in a new attribute and in the table."""
+        self.ticks += 1
+        self.table["ticks"] = self.late = self.ticks
+
+
+def test_objects_of_the_users_are_put_back() -> None:
+    """Whatever leads to them, a circle, too; what the user has from others is left alone."""
+    module, inner, shown = nn.Identity(), Clock(), threading.Event()
+    module.clocks, module.shown = [Clock(inner)], shown
+    (clock,) = module.clocks
+    with restored([module]):
+        attributes = AttributeSnapshot([module])
+        inner.tick()
+        clock.other = Clock()
+        shown.set()
+        assert not attributes.untouched()
+        assert sorted(key for _, key in attributes.changed()) == [
+            "clocks.other",
+            "clocks.other.late",
+            "clocks.other.table",
+            "clocks.other.ticks",
+        ]
+    assert vars(inner) == {"ticks": 0, "other": inner, "table": {"ticks": 0}}
+    assert clock.other is inner
+    assert shown.is_set()
+
+
+@pytest.mark.parametrize("whole", [odd_models.Odd, nn.Sequential])
+def test_what_counts_in_an_object_is_seen(whole: Callable[[nn.Module], nn.Module]) -> None:
+    """By the name that leads there; nothing has counted afterwards."""
+    middle = odd_models.Scheduled()
+    task = replace(mlp(), model=whole(middle), loss=lambda made, _: made.square().mean())
+    cut = split(task)
+    assert len(cut.counting) == 1
+    assert any("changes its attribute 'plan.steps'" in note for note in cut.notes)
+    assert agreement(cut, task).is_exact
+    assert middle.plan["main"].steps == 0
 
 
 class HookedOnce(nn.Module):

@@ -78,6 +78,12 @@ def test_boundaries_of_several_tensors() -> None:
     )
 
 
+def test_members_take_pairs_as_torch_gives_them() -> None:
+    """A list hands them on as arguments; what takes one tensor is the member itself."""
+    members = [nn.Linear(4, 1), Pair(), SumOf()]
+    assert split(simple(members)).layers[2] is members[2]
+
+
 def test_frozen_first_layers_send_no_gradient() -> None:
     """Behind layers without trainable parameters a boundary is not differentiable."""
     model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 1))
@@ -178,6 +184,14 @@ class Pair(nn.Module):
         return value + 1, value + 2
 
 
+class SumOf(nn.Module):
+    """Takes two tensors."""
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        """Their sum."""
+        return one + other
+
+
 class Odd(nn.Module):
     """Returns a dict."""
 
@@ -207,6 +221,10 @@ REFUSED = {
         "'1:AddOne': changes its input in place",
     ),
     "a last layer with two outputs": (simple([LINEAR, Pair()]), "returned 2 tensors"),
+    "a sequence that hands a pair to two arguments": (
+        simple(nn.Sequential(LINEAR, Pair(), SumOf())),
+        "'2:SumOf'.* missing 1 required .* as one tuple, a Python list",
+    ),
     "shapes that do not fit": (simple([nn.Linear(5, 1)]), r"'0:Linear', input of shape \(8, 4\)"),
     "a loss that is no scalar": (simple([LINEAR], loss=lambda a, b: a - b), r"shape \(8, 1\)"),
     "a loss that is no tensor": (simple([LINEAR], loss=lambda a, b: 1.0), "returned a float"),
