@@ -28,6 +28,7 @@ from pipeplan.capture.tensor_distance import (
     largest_size,
     rounding_unit,
 )
+from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
 from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
 from pipeplan.capture.user_model.loss_state import check_keeps_nothing, restored_loss
 from pipeplan.capture.user_model.model_call import result_of, run_layers, told_of
@@ -61,7 +62,8 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     Raises:
         InputError: if they differ by more than rounding, a layer trains a parameter that is none
             of its own, a forward registers a buffer, or the optimizer would move a parameter that
-            no gradient reaches in the model; if model, loss or a backward fails.
+            no gradient reaches in the model; if model, loss or a backward fails; if layers
+            evaluate something else than the model.
     """
     whole = module_of(task)
     task = device_of(task.model).bring(task)
@@ -82,6 +84,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
             worst = max(worst, _compared(whole, expected, got, number, unit))
             reached.update(expected.gradients)
             zeros.update(got.gradients)
+        _check_evaluation(whole, model, batches[0], own_loss=task.loss is None)
         _check_unmoved(whole, task, sorted(zeros - reached))
     tolerance = unit**0.5 if model.compile else None
     return Agreement(
@@ -225,6 +228,40 @@ def _backward(
         if roots:
             with told_of(f"layer {model.names[index - 1]!r}: its backward", number):
                 torch.autograd.backward(roots, arrived)
+
+
+def _check_evaluation(
+    whole: nn.Module, model: SplitModel, batch: MicroBatch, *, own_loss: bool
+) -> None:
+    """Refuse layers that compute something else in eval mode than the model.
+
+    Where one of both computes nothing then, `evaluate` says so when it is asked. Compiled layers
+    are not run: they would be compiled once more.
+
+    Raises:
+        InputError: if the outputs differ by more than rounding.
+    """
+    if model.compile or isinstance(whole, nn.ModuleList):
+        return
+    drawing = {name: whole.get_submodule(name) for name in model.drawing}
+    device = batch.inputs[0].device
+    try:
+        with _evaluating(whole, model, device), intercepted_calls(drawing, _seeded):
+            expected = returned(result_of(whole, batch.arguments), own_loss=own_loss)[0]
+        with _evaluating(nn.ModuleList(model.layers), model, device):
+            got = tensors_in(run_layers(model, batch.inputs))
+    except Exception:  # the user's own, or a graph that can be cut for training alone
+        return
+    unit = rounding_unit([*whole.parameters(), *expected], model)
+    for number, pair in enumerate(zip(expected, got, strict=True)):
+        _relative(f"output {number} in eval mode", *pair, 0.0, unit, whole, 0)
+
+
+@contextmanager
+def _evaluating(part: nn.Module, model: SplitModel, device: torch.device) -> Iterator[None]:
+    with torch.no_grad(), in_eval_mode(part), casting(model.autocast, device):
+        seed_all(0)
+        yield
 
 
 def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ class AttributeSnapshot:
         """
         seen: set[int] = set()
         self._kept = [
-            (where, part, _plain_copy(attributes_of(part)))
+            (where, part, {key: _kept(value) for key, value in attributes_of(part).items()})
             for module in modules
             for where, part in _inside(module, seen)
         ]
@@ -186,11 +186,23 @@ def _inside(part: Any, seen: set[int]) -> Iterator[tuple[tuple[str, str], Any]]:
 
 def _leaves(value: Any) -> Iterator[Any]:
     """What is no container in nested containers."""
-    if isinstance(value, dict | list | tuple | set | deque):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-    else:
-        yield value
+    waiting, met = deque([value]), set[int]()
+    while waiting:
+        one = waiting.popleft()
+        if not isinstance(one, _NESTS):
+            yield one
+        elif id(one) not in met:
+            met.add(id(one))
+            waiting.extend(one.values() if isinstance(one, dict) else one)
+
+
+def _holds_itself(value: Any, around: frozenset[int] = frozenset()) -> bool:
+    """Whether nested containers come back to one that they are in."""
+    if not isinstance(value, _NESTS):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    there = around | {id(value)}
+    return id(value) in around or any(_holds_itself(each, there) for each in inside)
 
 
 def _is_users(value: Any) -> bool:
@@ -205,6 +217,11 @@ def _is_users(value: Any) -> bool:
 def attributes_of(module: Any) -> dict[str, Any]:
     """The attributes of a module by which it finds nothing that is registered in it."""
     return {key: value for key, value in module.__dict__.items() if key not in _TABLES}
+
+
+def _kept(value: Any) -> Any:
+    """What an attribute is compared with: a copy, but of containers that hold themselves."""
+    return value if _holds_itself(value) else _plain_copy(value)
 
 
 def _plain_copy(value: Any) -> Any:
@@ -242,6 +259,8 @@ def _alike(value: Any, kept: Any) -> bool:
 
 def _same(value: Any, kept: Any, alike: Callable[[Any, Any], bool] = _alike) -> bool:
     """Whether `value` still is what the copy `kept` was made of, by what no container holds."""
+    if value is kept:
+        return True
     if isinstance(value, Tensor) and isinstance(kept, Tensor):
         return value is kept or (alike is _alike and value.grad_fn is not None)
     if type(value) is not type(kept):
@@ -271,5 +290,6 @@ def _refill(value: Any, kept: Any) -> None:
         value.update(content)
 
 
+_NESTS = (dict, list, tuple, set, deque)
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _CONTAINERS: tuple[type, ...] = (dict, OrderedDict, Counter, defaultdict, list, set, deque)

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import tasks
-from pipeplan.capture import split
+from pipeplan.capture import agreement, split
+from pipeplan.capture.partition.graph_layers import GraphLayer
 from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
 from pipeplan.capture.user_model.model_call import run_layers
+from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from tests import capture_tasks
@@ -265,3 +267,23 @@ def test_hooks_of_parameters_are_told() -> None:
         parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
     (said,) = (note for note in split(task).notes if "hooks" in note)
     assert "'0:Linear.weight' (4 parameters have some)" in said
+
+
+def test_layers_that_evaluate_otherwise_are_refused() -> None:
+    """Layers and model are compared in eval mode, too."""
+    torch.manual_seed(0)
+    model, rows = Remembering(), torch.randn(8, 4)
+    task = Task(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=capture_tasks.sgd,
+        data=lambda _: (rows, rows),
+    )
+    made = split(task)
+    assert agreement(made, task).is_exact
+    for layer in made.layers:
+        assert isinstance(layer, GraphLayer)
+        layer.in_evaluation = layer.in_training
+    with pytest.raises(InputError, match="output 0 in eval mode differs by"):
+        agreement(made, task)
+    assert model.training
