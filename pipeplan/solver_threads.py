@@ -29,7 +29,7 @@ class SolverThread(Generic[_Result]):
         self._result: list[_Result] = []
         self._error: BaseException | None = None
         self._stopped, self._ended = threading.Event(), threading.Event()
-        # What threading says of it is no use: Ctrl-C in `Thread.join` marks it as ended (3.11).
+        # Threads do not say it themselves: Ctrl-C in `Thread.join` marks one as ended (3.11).
         self._thread = threading.Thread(target=self._solve)
 
     def start(self) -> None:
@@ -43,11 +43,13 @@ class SolverThread(Generic[_Result]):
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, but not longer."""
-        self._ended.wait(seconds)
+        if self._ended.wait(seconds):
+            self._thread.join()
 
     def join(self) -> _Result:
         """Wait for its end; what it raised is raised here."""
         self._ended.wait()
+        self._thread.join()
         if self._error is not None:
             raise self._error
         return self._result[0]
@@ -80,4 +82,6 @@ def run_threads(solves: Sequence[SolverThread[_Result]]) -> list[_Result]:
             for each in running:
                 each.stop()  # again: a solver that has not begun does not hear it
             running[0].wait(STOP_S)
+        for each in solves:
+            each.wait(0)
         raise

@@ -10,6 +10,7 @@ import pytest
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.cpsat.solve import CpSolver, configured, run_all
+from pipeplan.solver_threads import SolverThread
 from tests.searches import limits
 
 HOLES = 24
@@ -51,21 +52,16 @@ def test_while_threads_start() -> None:
 
 def test_before_the_search_begins() -> None:
     """A solver that has not begun when it is stopped first is stopped as soon as it begins."""
-    solve, join = CpSolver.solve, threading.Thread.join
+    solve = CpSolver.solve
     others = threading.active_count()
 
     def late(solver: CpSolver, model: cp_model.CpModel) -> object:
         time.sleep(0.3)
         return solve(solver, model)
 
-    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
-        if timeout is None:
-            raise KeyboardInterrupt
-        join(thread, timeout)
-
     with (
         mock.patch.object(CpSolver, "solve", late),
-        mock.patch.object(threading.Thread, "join", joined),
+        mock.patch.object(SolverThread, "join", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         run_all([hard()])

@@ -41,16 +41,17 @@ def test_metrics_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Where the shorter file cannot be written, the longer one is still there."""
     lines = [json.dumps({"step": step}) + "\n" for step in (1, 2)]
     file = metrics(tmp_path, "".join(lines))
-    write = Path.write_text
+    write = Path.write_bytes
 
-    def full(self: Path, text: str, **kwargs: str) -> int:
-        write(self, text[:3], **kwargs)
+    def full(self: Path, content: bytes) -> int:
+        write(self, content[:3])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
         logs.drop_after(file, 1)
     assert file.read_text() == "".join(lines)
+    assert list(file.parent.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"loss": 1}', '{"step": null}'])
