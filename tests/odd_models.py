@@ -102,12 +102,8 @@ class Penalty(nn.Module):
         return made + slope
 
 
-class BoundPenalty(nn.Module):
+class BoundPenalty(Penalty):
     """Takes a gradient by a name that was bound before anybody watched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, value: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -90,10 +90,10 @@ def earliest_fit(table: Ints, time: int, length: int) -> int:
     before = table[1, index] if index > 0 else table[1, count] - period
     at = max(offset, before)
     for other in range(index, index + 1 + count):
-        arc, shift = other % count + 1, other // count * period
-        if at + length <= table[0, arc] + shift:
+        arc, wrap = other % count + 1, other // count * period
+        if at + length <= table[0, arc] + wrap:
             return int(time - offset + at)
-        at = max(at, table[1, arc] + shift)
+        at = max(at, table[1, arc] + wrap)
     return NOWHERE
 
 
@@ -109,10 +109,10 @@ def latest_fit(table: Ints, time: int, length: int) -> int:
         index += 1
     at = offset
     for other in range(index - 1, index - 2 - count, -1):
-        arc, shift = other % count + 1, other // count * period
-        if table[1, arc] + shift <= at - length:
+        arc, wrap = other % count + 1, other // count * period
+        if table[1, arc] + wrap <= at - length:
             return int(time - offset + at - length)
-        at = min(at, table[0, arc] + shift)
+        at = min(at, table[0, arc] + wrap)
     return NOWHERE
 
 

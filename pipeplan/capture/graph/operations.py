@@ -122,9 +122,8 @@ def _region_effects(node: fx.Node, inner: fx.GraphModule, buffers: set[fx.Node])
     Tensors inside and outside are the same fake ones, so storages are, too.
     """
     places = inner.graph.find_nodes(op="placeholder")
-    passed = [each for each in node.all_input_nodes if each.op != "get_attr"]
-    outside = [each for each in node.args if isinstance(each, fx.Node) and each.op != "get_attr"]
-    pairs = zip(places, outside, strict=True)
+    passed = [each for each in node.args if isinstance(each, fx.Node) and each.op != "get_attr"]
+    pairs = zip(places, passed, strict=True)
     own = {place for place, source in pairs if source in buffers}
     parts = [node_effects(part, own) for part in _calls(inner)]
     touched = {storage for source in passed for storage in node_storages(source)}

@@ -101,7 +101,9 @@ def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Itera
     """
     parts = list(modules)
     buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
-    frozen = [_Frozen.of(p, all_frozen) for x in parts for p in x.parameters() if _is_frozen(p)]
+    frozen = [
+        _FrozenParameter.of(p, all_frozen) for x in parts for p in x.parameters() if _is_frozen(p)
+    ]
     attributes = AttributeSnapshot(parts)
     try:
         yield
@@ -119,7 +121,7 @@ _MOVED = WeakIdKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
-class _Frozen:
+class _FrozenParameter:
     """A parameter that is not trained at some instant."""
 
     parameter: Tensor
@@ -127,7 +129,7 @@ class _Frozen:
     copy: Tensor | None
 
     @classmethod
-    def of(cls, parameter: Tensor, is_copied: bool) -> _Frozen:
+    def of(cls, parameter: Tensor, is_copied: bool) -> _FrozenParameter:
         """With a copy if that is wanted, or a forward is known to write into it."""
         wanted = is_copied or parameter in _MOVED
         copied = parameter.detach().clone() if wanted and _has_values(parameter) else None

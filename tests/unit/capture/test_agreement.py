@@ -83,19 +83,17 @@ class ReadTwice(nn.Module):
         return made * 1
 
 
-class Failing(torch.autograd.Function):
+class Failing(odd_models.Reverse):
     """The identity, without a backward."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         raise ValueError("no backward.")
 
 
-class Applied(nn.Module):
+class FailsBackward(nn.Module):
+    """Applies it."""
+
     def forward(self, value: Tensor) -> Tensor:
         return Failing.apply(value)
 
@@ -123,7 +121,7 @@ def failing_later(made: Tensor, target: Tensor) -> Tensor:
             r".*inplace.*\. Check that a loop",
         ),
         (
-            Applied(),
+            FailsBackward(),
             r"its backward fails on data\(0\) at test_agreement\.py:\d+ \(backward\):"
             r" ValueError: no backward\. Check that a loop",
         ),
@@ -151,7 +149,9 @@ def test_a_layer_whose_backward_fails_is_named() -> None:
     """Where that of the model does not."""
     task = mlp()
     model = split(task)
-    broken = replace(model, layers=(nn.Sequential(model.layers[0], Applied()), *model.layers[1:]))
+    broken = replace(
+        model, layers=(nn.Sequential(model.layers[0], FailsBackward()), *model.layers[1:])
+    )
     with pytest.raises(InputError, match=r"layer '0:Linear': its backward fails on data\(0\)"):
         agreement(broken, task)
 

@@ -172,6 +172,16 @@ class Switching(nn.Module):
         return result
 
 
+def to_itself(model: nn.Module, rows: Tensor) -> Task:
+    """A task whose model is to return what it is given."""
+    return Task(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=capture_tasks.sgd,
+        data=lambda _: (rows, rows),
+    )
+
+
 @pytest.mark.parametrize("kind", [Merging, Scaling])
 def test_a_switch_of_the_models_own_is_undone(kind: Callable[[], nn.Linear]) -> None:
     """Weights keep their bits, attributes their values; layers evaluate as the model does."""
@@ -179,12 +189,7 @@ def test_a_switch_of_the_models_own_is_undone(kind: Callable[[], nn.Linear]) -> 
     model, rows = Switching(kind), torch.randn(8, 4)
     attributes = dict(vars(model.middle))
     before = copy.deepcopy(model.state_dict())
-    task = Task(
-        model=model,
-        loss=nn.functional.mse_loss,
-        optimizer=capture_tasks.sgd,
-        data=lambda _: (rows, rows),
-    )
+    task = to_itself(model, rows)
     made = split(task)
     assert model.training
     assert vars(model.middle) == attributes
@@ -235,12 +240,7 @@ def test_what_is_read_from_a_buffer_is_written_before(trains: bool) -> None:
     """In both graphs; the second forward reads what the first one left."""
     torch.manual_seed(0)
     model, rows = Remembering(), torch.randn(8, 4)
-    task = Task(
-        model=model,
-        loss=nn.functional.mse_loss,
-        optimizer=capture_tasks.sgd,
-        data=lambda _: (rows, rows),
-    )
+    task = to_itself(model, rows)
     alone = copy.deepcopy(model).train(trains)
     made = split(task)
     for layer in made.layers:
@@ -256,12 +256,7 @@ def test_what_is_read_from_a_buffer_is_written_before(trains: bool) -> None:
 def test_hooks_of_parameters_are_told() -> None:
     """They see gradients of micro-batches that are not divided yet."""
     model, rows = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4)
-    task = Task(
-        model=model,
-        loss=nn.functional.mse_loss,
-        optimizer=capture_tasks.sgd,
-        data=lambda _: (rows, rows),
-    )
+    task = to_itself(model, rows)
     assert not any("hooks" in note for note in split(task).notes)
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
@@ -273,12 +268,7 @@ def test_layers_that_evaluate_otherwise_are_refused() -> None:
     """Layers and model are compared in eval mode, too."""
     torch.manual_seed(0)
     model, rows = Remembering(), torch.randn(8, 4)
-    task = Task(
-        model=model,
-        loss=nn.functional.mse_loss,
-        optimizer=capture_tasks.sgd,
-        data=lambda _: (rows, rows),
-    )
+    task = to_itself(model, rows)
     made = split(task)
     assert agreement(made, task).is_exact
     for layer in made.layers:
