@@ -245,13 +245,8 @@ class Pattern:
         return Program(tuple(tuple(self.actions(rank, microbatches, first)) for rank in ranks))
 
     def _flow(self, rank: int, microbatches: int, first: int) -> Iterator[Action]:
-        period = self.ranks[rank]
-        if not period:
-            return
-        begin = min(action.shift for action in period)
-        end = max(action.shift for action in period) + (microbatches - 1) // self.k
-        for n in range(begin, end + 1):
-            for action in period:
+        for n in self._periods(rank, microbatches):
+            for action in self.ranks[rank]:
                 local = self.k * (n - action.shift) + action.copy
                 if not 0 <= local < microbatches:
                     continue
@@ -260,3 +255,11 @@ class Pattern:
                     yield Action(action.kind, action.stage, microbatch)
                 elif (microbatch + 1) % self.microbatches == 0:
                     yield Action(ActionKind.OPT, action.stage)
+
+    def _periods(self, rank: int, microbatches: int) -> Iterator[int]:
+        """The periods in which an action of a rank has one of so many micro-batches."""
+        shifts = sorted({action.shift for action in self.ranks[rank]})
+        behind, rounds = min(shifts, default=0), 1 + (microbatches - 1) // self.k
+        for shift in shifts:
+            yield from range(max(shift, behind), shift + rounds)
+            behind = shift + rounds

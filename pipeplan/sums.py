@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil
 
 from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster, Links
+from pipeplan.cluster import Cluster, Host, Links
 from pipeplan.errors import InputError
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.units import MAX_INT
@@ -40,10 +40,11 @@ def check_sums(chain: Chain, cluster: Cluster | None = None, microbatches: int =
         slowest = min(Fraction(str(gpu.speed)) for gpu in cluster.gpus)
         overheads = 2 * len(chain.layers) * cluster.action_overhead_ns
         time = ceil(time / slowest) + overheads + _transfers_ns(chain, cluster)
+        time += _host_ns(chain, cluster.host) if cluster.host else 0
         time *= max(microbatches, gpus)  # sums over both are never multiplied
         what = (
             f"times and transfers ({microbatches} micro-batches, {gpus} GPUs, the slowest of them"
-            " and of the links)"
+            f" and of the links{', the way to the host' if cluster.host else ''})"
         )
     step = "Check that they are ns, and speeds, bandwidths and the number of micro-batches"
     _check(name, what, time, step)
@@ -84,6 +85,17 @@ def _transfers_ns(chain: Chain, cluster: Cluster) -> int:
         len(sizes) * latency + (ceil(Fraction(sum(sizes) * 10**9, rate)) if rate else 0)
         for latency, rate in _links(cluster.links)
     )
+
+
+def _host_ns(chain: Chain, host: Host) -> int:
+    """All that may move to the host and back, and the update of all weights there."""
+    moved = sum(
+        2 * layer.saved_bytes + layer.gradient_bytes + layer.weight_bytes for layer in chain.layers
+    )
+    moved += 2 * (chain.input_bytes + sum(layer.output_bytes for layer in chain.layers))
+    weights = sum(layer.weight_bytes for layer in chain.layers)
+    rates = (moved, host.bandwidth_bytes_per_s), (weights, host.update_bytes_per_s)
+    return sum(ceil(Fraction(size * 10**9, rate)) for size, rate in rates if rate)
 
 
 def _links(links: Links) -> Iterable[tuple[int, int | None]]:

@@ -100,7 +100,8 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
     are not looked at.
 
     Raises:
-        InputError: if the program names what the plan does not have, or names it twice.
+        InputError: if the program names what the plan does not have, or names it twice, or has
+            not one line for each GPU.
         DeadlockError: if ranks wait for each other for ever.
         InvalidPlanError: if the plan's stages are not sound.
     """
@@ -109,6 +110,11 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
     ops = Ops.of(plan)
     tapes, count = record(program, ops)
     _check_once(program, tapes)
+    if len(program.ranks) != len(plan.cluster.gpus):
+        raise InputError(
+            f"program: got {len(program.ranks)} ranks, need {len(plan.cluster.gpus)}, one for each"
+            " GPU of the plan. A rank without actions has an empty line."
+        )
     links = QueueLinks(_resources(plan, ops), ops.duration)
     engine = Engine(ops, tapes, count, links, updates=updates)
     if not engine.run():

@@ -136,7 +136,7 @@ def _step_ns(
     """How long one optimizer step takes: (T5) from planned starts, else as it was replayed."""
     count, period = len(times.start[0]), window.period_ns
     if clock == "eager":
-        if not updates:
+        if not updates or not count:
             return None
         if plan.semantics == "flush":
             return ceil_div(makespan, ceil_div(count, plan.microbatches))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeplan.errors import InternalError
+from pipeplan.errors import InputError, InternalError
 from pipeplan.memory_terms import Curve, GpuTerms, Instant, Key, Purpose, Term, terms_of
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action
@@ -18,6 +18,7 @@ from pipeplan.simulator.charges import Charges, handovers, result_bytes
 from pipeplan.simulator.ledger import Level
 from pipeplan.simulator.riding import Once
 from pipeplan.simulator.tape import Does, Entry, Ops, number
+from pipeplan.units import MAX_INT
 
 P = Purpose
 _WORK = {OpKind.F: P.WORK_F, OpKind.B: P.WORK_B, OpKind.I: P.WORK_I, OpKind.W: P.WORK_W}
@@ -248,6 +249,12 @@ def gpu_memory(
             name = f"end of {action}" if level.is_end else str(action)
             worst[kind] = _Worst(found, framed, level.time, place, name, dict(ledger.counts))
     _check(worst.values())
+    last = max((each.time for each in worst.values()), default=begin) - begin
+    if last > MAX_INT:
+        raise InputError(
+            f"replay: got a peak {last} ns after the first action, need at most {MAX_INT}."
+            " Check that the times of the plan are ns."
+        )
     ranked = sorted(worst.values(), key=lambda each: (-each.size, not each.framed, each.place))
     instants = tuple(
         Instant(

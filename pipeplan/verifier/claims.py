@@ -37,7 +37,16 @@ def bounds(plan: Plan, *, has_sound_stages: bool) -> Iterator[Violation]:
                 f"solver.bounds.{name}",
                 f"got {bound} ns per micro-batch, need at most {period} ns, what the plan takes",
             )
-    yield from _gap(plan, known.get(plan.solver.gap_bound), period)
+    name = plan.solver.gap_bound
+    if holds[name]:
+        yield from _gap(plan, known.get(name), period)
+    else:
+        plans = "one micro-batch per period" if name == "k1" else "one stage per GPU"
+        yield Violation(
+            Rule.BOUNDS,
+            "solver.gap_bound",
+            f"got {name!r}, which is proven for plans with {plans}, need one that holds for this",
+        )
 
 
 def _pins(plan: Plan, has_sound_stages: bool) -> Iterator[Violation]:

@@ -62,6 +62,16 @@ def test_a_program_that_takes_gigabytes_is_refused() -> None:
         pattern.unroll(10**9)
 
 
+def test_few_micro_batches_of_a_far_shift() -> None:
+    """Only periods that have one are visited, also where a shift is below zero."""
+    shifts = (ActionKind.F, -2), (ActionKind.F, 0), (ActionKind.SEND_F, 10**17)
+    period = tuple(PeriodicAction(kind, 0, 0, shift) for kind, shift in shifts)
+    pattern = Pattern(1, "2bw", 1, (period,), ((0,),))
+    actions = [(action.kind, action.microbatch) for action in pattern.actions(0, 2)]
+    kinds = [ActionKind.F] * 4 + [ActionKind.SEND_F] * 2
+    assert actions == list(zip(kinds, [0, 1, 0, 1, 0, 1], strict=True))
+
+
 def test_unroll_flush() -> None:
     """Under flush every step drains before its update; an incomplete step has no update."""
     program = Pattern.parse(FLUSH).unroll(3)

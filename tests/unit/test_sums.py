@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.cluster import Cluster, Gpu, uniform
+from pipeplan.cluster import Cluster, Gpu, Host, uniform
 from pipeplan.compare import Request, compare
 from pipeplan.errors import InputError
 from pipeplan.planner import Config, solve
@@ -20,6 +20,9 @@ from tests import handmade
 QUICK = Config(time_limit_s=1, workers=1)
 SLOW = Cluster(gpus=(Gpu(name="slow", memory_bytes=2**62, speed=1e-6),))
 TWO = uniform(2, 2**62, bandwidth_bytes_per_s=1)
+
+HOST = Host(memory_bytes=2**40, bandwidth_bytes_per_s=1, update_bytes_per_s=1)
+BESIDE = uniform(2, 2**62).model_copy(update={"host": HOST})
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,7 @@ TWO = uniform(2, 2**62, bandwidth_bytes_per_s=1)
         ),
         ({"output_bytes": 2**33}, TWO, QUICK, "times and transfers .* sum to"),
         ({"saved_bytes": 2**61}, TWO, QUICK, "bytes sum to"),
+        ({"weight_bytes": 2**33}, BESIDE, QUICK, "the way to the host.* sum to"),
     ],
 )
 def test_planners_and_comparisons_refuse_it(

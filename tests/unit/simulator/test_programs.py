@@ -165,6 +165,17 @@ class TestReplay:
         with pytest.raises(InputError, match=message):
             replay(self.plan(), Program.parse(text))
 
+    @pytest.mark.parametrize("text", ["0F0\n", "0F0\n\n\n"])
+    def test_each_gpu_has_a_line(self, text: str) -> None:
+        """An idle one has an empty line: one that is missing, or left over, is named."""
+        with pytest.raises(InputError, match=r"got [13] ranks, need 2, one for each GPU"):
+            replay(self.plan(), Program.parse(text))
+
+    @pytest.mark.parametrize("text", ["\n\n", "0OPT\n\n"])
+    def test_no_micro_batch_makes_no_step(self, text: str) -> None:
+        """Also where updates are replayed."""
+        assert replay(self.plan(), Program.parse(text), updates=True).step_ns is None
+
     def test_the_empty_program(self) -> None:
         """Nothing to do takes no time and no bytes."""
         simulation = replay(self.plan(), Program.parse("\n\n"))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 from collections import Counter
 
+import pytest
+
 from pipeplan import lowering, simulator
+from pipeplan.errors import InputError
 from pipeplan.memory_terms import GpuTerms, Purpose
 from pipeplan.plan import MemoryRow, Plan
 from pipeplan.testing.plans import random_plan
 from pipeplan.testing.plans_split import random_split_plan
+from tests import handmade
 
 ROWS: dict[str, tuple[Purpose, ...]] = {
     "states": (
@@ -111,3 +115,11 @@ def test_each_term_is_seen() -> None:
         for term in instant.terms
     }
     assert seen == set(Purpose) - {Purpose.OTHER}
+
+
+def test_a_peak_after_all_time_is_refused() -> None:
+    """An update some periods behind a very long one has no place in a report."""
+    chain = handmade.chain([(1, 1)], [{"optimizer_workspace_bytes": 5}])
+    plan = handmade.packed(chain, [(0, 0, 0)], 2**60, semantics="flush", microbatches=2)
+    with pytest.raises(InputError, match=r"replay: got a peak .* ns after the first action"):
+        replayed(plan).terms(0)

@@ -207,6 +207,12 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan], Rule, tuple[str, ...]]] = [
         ("got 0.2", "need null", "'k1'"),
     ),
     (
+        "gap of a bound for others",
+        solver(bounds=Bounds(contiguous=(60, 1)), gap=0.0, gap_bound="contiguous"),
+        Rule.BOUNDS,
+        ("solver.gap_bound", "got 'contiguous'", "one stage per GPU"),
+    ),
+    (
         "not optimal",
         solver(bounds=Bounds(any=(50, 1)), gap=0.2, status="optimal"),
         Rule.BOUNDS,
