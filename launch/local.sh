@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on this machine, one process per GPU of the plan and replica:
 #   launch/local.sh plan.json --steps 100 --out run
-# Everything is checked in one process first: a mistake gives one message and its own exit code
+# All but the task (that, too, with --task) is checked in one process first: a mistake gives one message and its own exit code
 # (2 wrong input, 4 invalid plan), without the report that torchrun adds to any failure.
 set -euo pipefail
 plan=${1:?usage: launch/local.sh PLAN [flags of pipeplan.launch]}

@@ -163,6 +163,8 @@ def parse_json(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         found = show(text[error.pos : error.pos + 20]) if text[error.pos :] else "the end"
         step = f". {_step_from(where)}" if _step_from(where) else ""
+        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
+            step = ". The file ends early: copy it again, or make it anew"
         raise InputError(
             f"{where}: line {error.lineno}, column {error.colno}: got {found}, need JSON:"
             f" {error.msg}{step}"

@@ -8,6 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, as Python, torch on a GPU and torch's CPU allocator say it."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or "DefaultCPUAllocator: " in str(error)
+
+
 class PipeplanError(Exception):
     """Base of all expected failures; the command line prints it without a traceback."""
 

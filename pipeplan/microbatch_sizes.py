@@ -102,8 +102,10 @@ def _check_sizes(chains: Sequence[Chain], config: Config, batch: int | None) -> 
         )
     if all(batch % size for size in by_size):
         sizes = ", ".join(map(str, sorted(by_size)))
+        near = sorted({max(1, batch // size + more) * size for size in by_size for more in (0, 1)})
         raise InputError(
-            f"batch: got {batch} samples per step, need a multiple of a micro-batch size ({sizes})"
+            f"batch: got {batch} samples per step, need a multiple of a micro-batch size"
+            f" ({sizes}), such as {' or '.join(map(str, near[:2]))}"
         )
 
 

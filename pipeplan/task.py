@@ -246,6 +246,12 @@ def maker_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> C
     """
     parts = taskref.parsed(reference)
     function = taskref.found_marked(parts)
+    if function is None and parts.place.endswith(".py") and not Path(parts.place).is_file():
+        raise InputError(
+            f"{file}: names the task {reference!r}, and there is no file {parts.place} from this"
+            " directory. Start where the task was profiled, or name it with its path:"
+            f" {repeated}"
+        )
     if function is None:
         raise InputError(
             f"{file}: names the task {reference!r}, which a file may not: got no function marked"

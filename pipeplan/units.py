@@ -27,6 +27,8 @@ _BYTES = {"": 1, "B": 1} | {
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
 _NUMBER = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")
+_BITS = re.compile(r"[A-Z]i?b\s*$")
+"""How links are sold: Gb/s."""
 _SHARE = re.compile(rf"\s*({_NUMBER})\s*(%?)\s*")
 
 
@@ -78,6 +80,10 @@ def parse_bandwidth(text: str, what: str = "bandwidth") -> int | None:
     if not slash or per.strip().lower() != "s":
         raise InputError(
             f"{what}: got {shown(text)}, need bytes per second such as 12GB/s, or inf"
+        )
+    if _BITS.search(amount):
+        raise InputError(
+            f"{what}: got {shown(text)}, which reads as bits, need bytes: 12.5GB/s are 100 Gb/s"
         )
     value = int(_parse(amount, _BYTES, what, "12GB/s"))
     if value < 1:

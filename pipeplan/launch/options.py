@@ -129,7 +129,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--dry-run",
         action="store_true",
-        help="check everything, print the table of ranks as text, stop",
+        help="check everything (the task where --task names it), print the table of ranks as text,"
+        " stop",
     )
     add("--json", action="store_true", help="one JSON object per step on stdout")
     add(

@@ -18,7 +18,7 @@ from pipeplan.launch.logs import json_number
 from pipeplan.launch.progress import RunFigures
 from pipeplan.memory_terms import GpuTerms
 from pipeplan.plan import Plan
-from pipeplan.report.memory import FILE, memory_of_run
+from pipeplan.report.memory import FILE, memory_of_run, over_budget
 from pipeplan.report.remat import remat_shares
 from pipeplan.report.run import PLAN
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
@@ -88,12 +88,18 @@ def write(path: Path, content: dict[str, Any]) -> None:
     replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def write_memory(out: Path, setup: Setup, ranks: list[RankResult]) -> None:
-    """memory.json: where each byte was predicted to be, and was in the sampled step."""
+def write_memory(out: Path, setup: Setup, ranks: list[RankResult]) -> list[str]:
+    """memory.json: where each byte was predicted to be, and was in the sampled step.
+
+    Returns:
+        A line for each GPU that held more than its budget.
+    """
     found = [(rank.sampled, rank.taken.beyond_tensors) for rank in ranks]
     report = memory_of_run(setup.plan, setup.pattern, found)
-    if report is not None:
-        replace(out / FILE, report.to_json())
+    if report is None:
+        return []
+    replace(out / FILE, report.to_json())
+    return over_budget(report)
 
 
 def write_times(out: Path, plan: Plan, times: ActionTimes | None) -> None:

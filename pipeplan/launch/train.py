@@ -234,7 +234,8 @@ class LaunchedRun:
                 self.out / "run.json",
                 results.run_document(self.setup, ranks, step, self._here, best),
             )
-            results.write_memory(self.out, self.setup, ranks)
+            for line in results.write_memory(self.out, self.setup, ranks):
+                _say(f"warning: {line}")
             results.write_times(self.out, self.setup.plan, times)
             if step < self.setup.options.steps:
                 lost = "; the steps behind it are too long to be finished" * (

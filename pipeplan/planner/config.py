@@ -33,7 +33,8 @@ MIN_MICROBATCHES = 8
 class Config:
     """What to plan for and how long to search.
 
-    microbatches: per optimizer step; None takes enough for the plan (2bw), four per GPU (flush).
+    microbatches: per optimizer step; None takes two per GPU (2bw; more where more are in
+        flight) or four (flush), at least eight. The loss depends on it.
     k: micro-batches per period, or "auto" to try several where memory binds.
     method: "contiguous" keeps one stage per GPU; "paper-ilp" is the source's literal ILP (k = 1).
     gap: stop when (period - bound) / bound is at most this.

@@ -15,6 +15,7 @@ from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.report.memory_advice import lower_peak
 from pipeplan.simulator import simulate
+from pipeplan.units import format_bytes
 
 FILE = "memory.json"
 """The report in the folder of a run."""
@@ -117,6 +118,24 @@ class Compared:
 def measured_of(report: MemoryReport, gpu: int) -> GpuTerms | None:
     """What was measured of one GPU."""
     return report.measured[gpu] if report.measured else None
+
+
+def slack_bytes(report: MemoryReport, gpu: int) -> int:
+    """What the budget of one GPU left, as measured; where nothing was, as predicted."""
+    found = measured_of(report, gpu) or report.predicted[gpu]
+    return report.gpus[gpu].budget_bytes - found.peak.size
+
+
+def over_budget(report: MemoryReport) -> list[str]:
+    """A line for each GPU that held more than its budget in the run."""
+    return [
+        f"{room.name} held {format_bytes(-slack)} more than its budget of"
+        f" {format_bytes(room.budget_bytes)}: the model is not what was profiled, or its profile"
+        " counts less than this machine keeps. Profile and plan again, or plan with a larger"
+        " --reserve."
+        for gpu, room in enumerate(report.gpus)
+        if measured_of(report, gpu) and (slack := slack_bytes(report, gpu)) < 0
+    ]
 
 
 def compared(report: MemoryReport, gpu: int) -> list[Compared]:

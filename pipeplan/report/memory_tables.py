@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pipeplan.memory_terms import GpuTerms, MemoryReport, Purpose
 from pipeplan.report.grid import short
-from pipeplan.report.memory import compared, measured_of
+from pipeplan.report.memory import compared, measured_of, over_budget, slack_bytes
 from pipeplan.report.remat import spans
 from pipeplan.units import format_bytes
 
@@ -58,6 +58,7 @@ def memory_tables(report: MemoryReport) -> Iterator[Table | str]:
     yield term_table(report, shown)
     if len(shown) < len(ranked):
         yield f"{len(ranked) - len(shown)} more GPUs, less full: --csv or --json has them all"
+    yield from over_budget(report)
     for gpu in shown:
         if report.gpus[gpu].lower:
             yield f"{short(report.gpus[gpu].name)}: {report.gpus[gpu].lower}"
@@ -79,7 +80,7 @@ def gpu_table(report: MemoryReport) -> Table:
         sizes = [format_bytes(told.peak.size)]
         if ran:
             sizes += _beside(told.peak.size, found.peak.size if found else None)
-        slack = room.budget_bytes - told.peak.size
+        slack = slack_bytes(report, gpu)
         kept = room.measured_reserve_bytes
         reserve = format_bytes(room.reserve_bytes)
         table.add_row(

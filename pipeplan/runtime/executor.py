@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from pipeplan.errors import InternalError, PipeplanError, RankError
+from pipeplan.errors import InternalError, PipeplanError, RankError, is_out_of_memory
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.boundary_tensors import BoundaryTensors
 from pipeplan.runtime.data.feed import Feed
@@ -33,6 +33,10 @@ from pipeplan.units import format_ns
 _COMPUTES = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W, ActionKind.OPT)
 _BACKWARDS = (ActionKind.B, ActionKind.I)
 """What gives the gradients of a stage's inputs."""
+_OUT_OF_MEMORY = (
+    "The plan has room for what it counts: compare with `pipeplan show PLAN`, and plan with a"
+    " larger --reserve, or with --recompute auto."
+)
 _STEPS, _LEAST = 4, 4096
 """How many steps, and how many actions at least, a recorder keeps for the report of a run."""
 
@@ -285,4 +289,6 @@ class Executor:
         what = f"failed: {type(error).__name__}:"
         if isinstance(error, PeerLostError):
             what, cause = "lost its peer:", cause.partition(". ")[0]
+        elif is_out_of_memory(error):
+            cause = f"{cause} {_OUT_OF_MEMORY}"
         return f"rank {self._transport.rank}: {place} {what} {cause}"

@@ -61,6 +61,15 @@ def test_unreadable_files(tmp_path: Path) -> None:
         assert str(caught.value).endswith("Check the path.")
 
 
+@pytest.mark.parametrize("text", ['{"a": "b', '{"a": 1', '{"a":', "[1, 2,\n"])
+def test_a_file_that_is_cut_off_is_told(text: str) -> None:
+    """Where it ends, and what to do."""
+    with pytest.raises(
+        InputError, match=r"plan\.json: line .* The file ends early: copy it again"
+    ):
+        parse_json(text, "plan.json")
+
+
 @pytest.mark.parametrize("name", ["train.py:task", "train.py"])
 def test_a_task_is_no_document(name: str, tmp_path: Path) -> None:
     """What is made of a task first is named, whether its function was or not."""

@@ -61,7 +61,9 @@ def test_sizes_that_cannot_be_compared_are_refused() -> None:
         plan_sizes([chain(2), chain(2)], CLUSTER, CONFIG)
     with pytest.raises(InputError, match="need one of the two"):
         plan_sizes([chain(2)], CLUSTER, Config(microbatches=4), batch=8)
-    with pytest.raises(InputError, match=r"need a multiple of a micro-batch size \(2, 4\)"):
+    with pytest.raises(
+        InputError, match=r"need a multiple of a micro-batch size \(2, 4\), such as 8 or 10"
+    ):
         plan_sizes([chain(4), chain(2)], CLUSTER, CONFIG, batch=9)
 
 

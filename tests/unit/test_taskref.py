@@ -113,6 +113,14 @@ def test_a_file_may_name_nothing_else(ran: Path, reference: str) -> None:
     assert "unmarked_tasks" not in sys.modules
 
 
+def test_a_file_that_is_not_here_is_told(ran: Path) -> None:
+    """The command was started elsewhere: nothing is said of marks."""
+    with pytest.raises(
+        InputError, match=r"no file elsewhere/train\.py from this directory.*: the"
+    ):
+        named("elsewhere/train.py:task")
+
+
 @pytest.mark.parametrize("reference", ["os:system('ls')", "a:\x1b[2Jb", "os", "os:(ls)"])
 def test_a_file_may_name_no_reference_of_another_form(ran: Path, reference: str) -> None:
     """What no user could write is refused like the user's mistakes."""

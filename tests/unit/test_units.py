@@ -120,6 +120,8 @@ def test_no_number(kind: str, number: str) -> None:
         (parse_bandwidth, "0GB/s", "at least 1B/s"),
         (parse_bandwidth, "/s", "12GB/s"),
         (parse_bandwidth, "-inf", "inf"),
+        (parse_bandwidth, "100Gb/s", "12.5GB/s"),
+        (parse_bandwidth, "100 Gib /s", "12.5GB/s"),
         (parse_time_ns, "10", "10us"),
         (parse_time_ns, "10GB", "10us"),
         (parse_fraction, "1/3", "1%"),

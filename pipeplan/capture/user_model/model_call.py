@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipeplan.capture.user_model.user_code import place_of
-from pipeplan.errors import InputError, PipeplanError
+from pipeplan.errors import InputError, PipeplanError, is_out_of_memory
 from pipeplan.nested import ModelArguments, text_of
 from pipeplan.split_model import SplitModel
 
@@ -50,10 +50,13 @@ def check_call(model: nn.Module, arguments: ModelArguments, *, own_loss: bool) -
             " Without a loss, data gives the input alone. Where it gives (input, target), the task"
             " needs a loss."
         )
+        whole = (
+            " Where forward takes the dict itself, data gives it in a tuple: ((inputs,), target)."
+        )
         raise InputError(
             f"task: model {type(model).__name__}: data(0) calls it with"
             f" {text_of(arguments.structure, is_call=True)}: {error}, need what"
-            f" forward{signature} takes.{alone * own_loss}"
+            f" forward{signature} takes.{whole * (not positional)}{alone * own_loss}"
         ) from None
 
 
@@ -69,6 +72,16 @@ def run_layers(split: SplitModel, inputs: Sequence[Tensor]) -> Tensor | tuple[Te
         result = layer(*values, *(inputs[place] for place in split.fed_to(index)))
         values = result if isinstance(result, tuple) else (result,)
     return values if len(values) > 1 else values[0]
+
+
+_ALONE = (
+    "Check that a loop without pipeplan trains on it: the loss of what the model returns, and its"
+    " backward()."
+)
+_SMALLER = (
+    "A profile needs memory for the whole model and one micro-batch: give --mode fake --device"
+    " NAME, which allocates nothing, or make micro-batches smaller."
+)
 
 
 @contextmanager
@@ -88,10 +101,10 @@ def told_of(what: str, number: int) -> Iterator[None]:
         raise
     except Exception as error:
         said = str(error).rstrip(".")
+        step = _SMALLER if is_out_of_memory(error) else _ALONE
         raise InputError(
             f"task: {what} fails on data({number}){place_of(error)}: {type(error).__name__}:"
-            f" {said}. Check that a loop without pipeplan trains on it: the loss of what the model"
-            " returns, and its backward()."
+            f" {said}. {step}"
         ) from error
 
 

@@ -105,6 +105,11 @@ class NotAsAWhole(nn.Sequential):
         raise ValueError("not as a whole")
 
 
+def numbered(number: int) -> tuple[Tensor, Tensor]:
+    """Data whose targets are the micro-batch's number."""
+    return torch.ones(4, 6), torch.full((4, 3), float(number))
+
+
 def failing_later(made: Tensor, target: Tensor) -> Tensor:
     """A loss that knows the first micro-batch only."""
     if target.flatten()[0] > 0:
@@ -136,13 +141,26 @@ def test_a_backward_that_fails_is_the_users(middle: nn.Module, message: str) -> 
 
 def test_a_loss_or_a_model_that_fails_is_the_users() -> None:
     """Both on a micro-batch that the split has not seen."""
-    task = replace(mlp(), data=lambda n: (torch.ones(4, 6), torch.full((4, 3), float(n))))
+    task = replace(mlp(), data=numbered)
     later = replace(task, loss=failing_later)
     with pytest.raises(InputError, match=r"task: loss fails on data\(1\) at .*: KeyError: 'tar"):
         agreement(split(later), later)
     whole = replace(task, model=NotAsAWhole(*task.model))
     with pytest.raises(InputError, match=r"model NotAsAWhole: its forward fails on data\(0\) at"):
         agreement(split(task), whole)
+
+
+def test_memory_that_runs_out_has_a_next_step() -> None:
+    """No loop without pipeplan would do better."""
+
+    def large(output: Tensor, target: Tensor) -> Tensor:
+        if target[0, 0] == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return nn.functional.mse_loss(output, target)
+
+    task = replace(mlp(), data=numbered, loss=large)
+    with pytest.raises(InputError, match=r"2\.00 GiB\. A profile needs .* --mode fake --device"):
+        agreement(split(task), task)
 
 
 def test_a_layer_whose_backward_fails_is_named() -> None:

@@ -335,7 +335,8 @@ def test_a_pair_without_a_loss() -> None:
     with pytest.raises(InputError, match=needs):
         split(replace(task_of(Base()), loss=None))
     with pytest.raises(
-        InputError, match=r"missing .* 'value', need what forward\(value.*takes\.$"
+        InputError,
+        match=r"missing .* 'value', .*\(value.*takes\. .* tuple: \(\(inputs,\), target\)\.$",
     ):
         split(replace(task_of(Base()), data=lambda n: ({"it": rows(n)[0]}, rows(n)[1])))
 

@@ -17,7 +17,15 @@ from pipeplan.errors import InputError
 from pipeplan.memory_terms import GpuTerms, Instant, MemoryReport, Purpose, Term
 from pipeplan.plan import Plan
 from pipeplan.report import memory_advice, memory_picture, memory_tables
-from pipeplan.report.memory import FILE, as_csv, compared, planned_memory, with_measured
+from pipeplan.report.memory import (
+    FILE,
+    as_csv,
+    compared,
+    over_budget,
+    planned_memory,
+    slack_bytes,
+    with_measured,
+)
 from pipeplan.testing.plans import random_plan, settle
 from pipeplan.testing.plans_split import random_split_plan
 from tests import handmade_offload
@@ -110,6 +118,18 @@ def test_a_difference_is_shown_and_not_hidden() -> None:
     assert [[cell.strip() for cell in row[-4:-1]] for row in rows] == [["0 B", "8 B", "+inf"]]
     more = 8 / TWO.memory[0].peak_bytes
     assert any(f"{more:+.2%}" in line and "gpu0" in line for line in printed(report))
+
+
+def test_a_run_over_its_budget_is_told() -> None:
+    """What is left is counted from what was measured; one line says which GPU held too much."""
+    room = min(each.budget_bytes - each.peak_bytes for each in TWO.memory[:1])
+    assert not over_budget(report_of(TWO))
+    assert not over_budget(measured(TWO, room))
+    report = measured(TWO, room + 8)
+    assert slack_bytes(report, 0) == -8
+    (line,) = over_budget(report)
+    assert line.startswith(f"{report.gpus[0].name} held 8 B more than its budget of ")
+    assert " ".join(line.split()) in " ".join(" ".join(printed(report, 400)).split())
 
 
 def test_of_equal_instants_the_predicted_kind_is_compared() -> None:

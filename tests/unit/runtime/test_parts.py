@@ -214,21 +214,37 @@ def test_deadlock_is_named_not_hung() -> None:
     assert len(caught.value.cycle) == 2
 
 
-def test_failing_action_is_named() -> None:
-    """An exception inside a layer becomes one line: rank, action, stage, micro-batch, peer."""
+class Broken(nn.Module):
+    """Fails in the forward of micro-batch 4."""
 
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if pipelines.data(4)[0][0, 0] == x[0, 0]:
-                raise ValueError("no\nsuch luck")
-            return x
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
-    split, task = pipelines.split_by_hand([Broken(), nn.Linear(6, 3)], "sgd")
+    def forward(self, x: Tensor) -> Tensor:
+        if pipelines.data(4)[0][0, 0] == x[0, 0]:
+            raise self.error
+        return x
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ValueError("no\nsuch luck"), "ValueError: no$"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out .* with a larger --reserve"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't"),
+            "allocator: can't .* with a larger --reserve",
+        ),
+    ],
+)
+def test_failing_action_is_named(error: Exception, cause: str) -> None:
+    """An exception inside a layer becomes one line; where memory ran out it says what to do."""
+    split, task = pipelines.split_by_hand([Broken(error), nn.Linear(6, 3)], "sgd")
     plan = pipelines.plan_of([1], [0, 1], "flush", microbatches=6, layers=2)
     pattern = pipelines.pattern_of(plan, period=2)
-    with pytest.raises(
-        RankError, match=r"^rank 0: action 0F4 \(stage 0, micro-batch 4\) failed: ValueError: no$"
-    ):
+    place = r"^rank 0: action 0F4 \(stage 0, micro-batch 4\) failed: "
+    with pytest.raises(RankError, match=rf"(?i){place}.*{cause}"):
         pipelines.train(plan, pattern, split, task, 1)
 
 
