@@ -141,9 +141,10 @@ class Task:
         try:
             given = self.data(number)
         except Exception as error:
-            raise InputError(
-                f"task: data({number}) failed: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(error).__name__}: {error}".rstrip(".: ")
+            ends = isinstance(error, IndexError | StopIteration) and number > 0
+            step = f". {_ENDLESS}" if ends else ""
+            raise InputError(f"task: data({number}) failed: {said}{step}") from error
         where = f"task: data({number})"
         if self.loss is None:
             return walked(_fresh, given, where), None
@@ -159,6 +160,12 @@ class Task:
         return walked(_fresh, source, f"{where}: input"), walked(
             _fresh, target, f"{where}: target"
         )
+
+
+_ENDLESS = (
+    "Data must not end: take the number modulo that of your micro-batches. A run of S steps asks"
+    " for S x micro-batches per step x replicas of them; it goes on with --resume."
+)
 
 
 def walked(of_tensor: Callable[[Any, str], Any], value: Any, where: str) -> Any:

@@ -173,6 +173,19 @@ def test_micro_batches_own_their_memory() -> None:
         assert copy.data_ptr() != view.data_ptr()
 
 
+def test_data_that_end_are_told_to_go_on() -> None:
+    """A list of batches is over at some number; other failures, and the first one, have no such
+    advice.
+    """
+    task = replace(mlp(), data=[mlp().data(0)].__getitem__)
+    with pytest.raises(
+        InputError, match=r"data\(1\) failed: IndexError: .* take the number modulo"
+    ):
+        task.microbatch(1)
+    with pytest.raises(InputError, match=r"data\(0\) failed: IndexError: list .* range$"):
+        replace(task, data=[].__getitem__).microbatch(0)
+
+
 def test_micro_batch_number_reaches_the_data() -> None:
     """Each number gives its own tensors, the same every time."""
 
