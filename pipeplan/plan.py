@@ -77,6 +77,10 @@ def inside(runs: LayerRanges, outer: tuple[int, int]) -> LayerRanges:
     return tuple(run for run in runs if run != outer and outer[0] <= run[0] <= outer[1])
 
 
+MOST_NESTED = 300
+"""Recomputed runs that lie in each other at most: each may begin one layer behind the last."""
+
+
 class Remat(Record):
     """What a stage does not keep on its GPU from forward to backward (docs/reference/model.md §4).
 
@@ -99,6 +103,13 @@ class Remat(Record):
         if not self.recompute and not self.offloads and not self.programs:
             need = "need a run in recompute or offload, offload_input, a pair in programs"
             raise ValueError(f"got nothing, {need}, or no remat")
+        ends: list[int] = []
+        for first, last in self.recompute:
+            while ends and ends[-1] < first:
+                ends.pop()
+            ends.append(last)
+            if len(ends) > MOST_NESTED:
+                raise ValueError(f"got runs in runs, more than {MOST_NESTED} deep")
         return self
 
     @property

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeplan.errors import InputError
-from pipeplan.plan import MAX_SHIFT, OpKind, Plan
-from pipeplan.verifier import verify
-from tests import documents
+from pipeplan.errors import InputError, InvalidPlanError
+from pipeplan.lowering import lower
+from pipeplan.plan import MAX_SHIFT, MOST_NESTED, OpKind, Plan, Remat
+from pipeplan.simulator import simulate
+from pipeplan.verifier import Rule, verify
+from tests import documents, handmade
 
 
 def test_golden_plan_is_valid() -> None:
@@ -90,3 +92,17 @@ def test_broken_rules_are_readable(edit: Callable[[Any], None]) -> None:
     data = documents.data("plan")
     edit(data)
     assert verify(Plan.from_data(data))
+
+
+def test_runs_in_runs_are_judged_as_deep_as_they_may_be() -> None:
+    """Both voices judge the deepest; one more is refused."""
+    runs = tuple((0, last) for last in range(MOST_NESTED, -1, -1))
+    chain = handmade.chain([(1, 1)] * MOST_NESTED)
+    plan = handmade.packed(chain, [(0, MOST_NESTED - 1, 0)], 3 * MOST_NESTED)
+    stage = plan.stages[0].model_copy(update={"remat": Remat(recompute=runs[1:])})
+    deep = plan.model_copy(update={"stages": (stage,)})
+    assert {each.rule for each in verify(deep)} <= {Rule.DURATIONS, Rule.MEMORY}
+    with pytest.raises(InvalidPlanError, match="durations, op 0B0"):
+        simulate(deep, lower(deep))
+    with pytest.raises(ValueError, match="got runs in runs, more than 300 deep"):
+        Remat(recompute=runs)
