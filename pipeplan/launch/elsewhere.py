@@ -31,8 +31,9 @@ def remark(plan: Plan, ranks: Sequence[Facts]) -> str | None:
     if plan.chain.mode != "measured":
         return None
     for rank, facts in enumerate(ranks):
-        part = "gpu" if facts.get("device") == "cuda" else "cpu"
-        for name in ("device", part, "torch"):
+        on_gpu = facts.get("device") == "cuda"
+        part = "gpu" if on_gpu else "cpu"
+        for name in ("device", part, "torch", *(() if on_gpu else ("threads",))):
             same_kind = name != part or plan.cluster.gpus[rank].speed == 1.0
             if name in known and same_kind and known[name] != facts.get(name):
                 return (

@@ -103,6 +103,7 @@ def test_steps_tell_what_is_taken(tmp_path: Path) -> None:
 
 
 A = {"device": "cuda", "gpu": "A", "cpu": "x", "torch": "2"}
+C = {"device": "cpu", "cpu": "x"}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,9 @@ A = {"device": "cuda", "gpu": "A", "cpu": "x", "torch": "2"}
         (A, [A, A | {"gpu": "B"}], "gpu A, and rank 1 has B"),
         (A, [A | {"torch": "3"}, A], "torch 2, and rank 0 has 3"),
         (A | {"device": "cpu"}, [A, A], "device cpu, and rank 0 has cuda"),
-        ({"device": "cpu", "cpu": "x"}, [{"device": "cpu", "cpu": "y"}] * 2, "cpu x, and rank 0"),
+        (C, [C | {"cpu": "y"}] * 2, "cpu x, and rank 0"),
+        (C | {"threads": 4}, [C | {"threads": 1}] * 2, "threads 4, and rank 0 has 1"),
+        (A | {"threads": 4}, [A | {"threads": 1}] * 2, None),
         ({}, [A, A], None),
     ],
 )
