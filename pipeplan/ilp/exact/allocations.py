@@ -102,7 +102,7 @@ def lower_bound(costs: CostModel, home: Assignment, most: int | None) -> Fractio
         most: No layer may keep more micro-batches (R6); None for no limit.
     """
     busy: dict[tuple[int, ...], int] = {}
-    room, kept = _room(costs, home), _kept(costs, home)
+    room, kept = room_beside(costs, home), _kept(costs, home)
     spans = [0] * costs.layers
     span, bound = 0, Fraction(0)
     for layer in reversed(range(costs.layers)):
@@ -160,8 +160,8 @@ def _behind(
         yield costs.send_backward_ns(layer, there, here), links.resource(there, here)
 
 
-def _room(costs: CostModel, home: Assignment) -> list[int]:
-    """Memory of each GPU beside its states and the paper's permanent buffers."""
+def room_beside(costs: CostModel, home: Assignment) -> list[int]:
+    """Memory of each GPU beside its states and the paper's permanent buffers, (P5) at least."""
     room = list(costs.budgets)
     for layer, gpu in enumerate(home):
         room[gpu] -= costs.segment(layer, layer, layer > 0).states

@@ -27,7 +27,7 @@ from pipeplan.ilp.cpsat.solve import SEARCH_SUBSOLVERS, PeriodResult, Status, so
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import instant_ops, minimize_period_for_order
 from pipeplan.ilp.exact.allocations import Assignment, lower_bound
-from pipeplan.ilp.exact.branch_and_bound import decide, node_budget
+from pipeplan.ilp.exact.branch_and_bound import QUICK_TURNS, decide, node_budget
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.units import ceil_div
@@ -117,7 +117,9 @@ class BestFirstEnumeration:
         return not left
 
     def _over(self, end: float) -> bool:
-        return self._reached or self.state.done or self.state.elapsed >= end
+        """Whether the time is, or nothing more is wanted: what decides nodes charges its work."""
+        state = self.state
+        return self._reached or state.closed or state.options.clock.spent >= end
 
     def _ask_all(self, asked: list[Node], end: float) -> list[Node]:
         """Ask each once more after its last success, by lower bounds; those that stay unknown."""
@@ -162,10 +164,12 @@ class BestFirstEnumeration:
         low, sure = ceil(node.lower_bound) - 1, True
         asked = self._high
         while low < self._high:
-            seconds = end - self.state.elapsed
-            if self._reached or seconds <= 0:
+            if self._over(end):
                 return False
-            told = decide(costs, node.home, asked, shorter, clock, node_budget(seconds))
+            seconds = end - clock.spent
+            told = decide(
+                costs, node.home, asked, shorter, clock, node_budget(seconds, self._turn)
+            )
             if told is not Status.FEASIBLE:
                 low, sure = asked, told is Status.INFEASIBLE
             asked = (low + self._high + 1) // 2
@@ -186,14 +190,20 @@ class BestFirstEnumeration:
         return self._high < high
 
     def _answers(self, batch: list[Node], end: float) -> list[Status]:
-        """Whether each allocation has a schedule of at most the longest period asked for."""
+        """Whether each allocation has a schedule of at most the longest period asked for.
+
+        Orders are tried on all of them first.
+        """
+        turn = self._turn - (QUICK_TURNS if self.k == 1 else 0)
+        if turn < 0:
+            return [Status.UNKNOWN] * len(batch)
         instances = [node.instance(self.k) for node in batch]
         asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
         lowest = self.state.lowest_period(self.k)
-        limit = FIRST_S * LONGER ** (self._turn // len(SEARCH_SUBSOLVERS))
-        limit = min(limit, max(0.1, end - self.state.elapsed))
+        limit = FIRST_S * LONGER ** (turn // len(SEARCH_SUBSOLVERS))
+        limit = min(limit, max(0.1, end - self.state.options.clock.spent))
         high = self._high
-        results = solve_each(asked, self.state.options, limit, lowest, self._turn)
+        results = solve_each(asked, self.state.options, limit, lowest, turn)
         return [
             self._take(node, instance, result, high)
             for node, instance, result in zip(batch, instances, results, strict=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.exact.allocations import room_beside
 from pipeplan.ilp.segment_tables import Array
 
 
@@ -38,26 +39,25 @@ class OpTable:
             forward, those beyond A for a backward.
         kept: A of each layer.
         waits: bytes between each compute op and the next where both are on one GPU (M4).
-        room: memory of each GPU beside its states.
+        room: memory of each GPU beside its states and permanent buffers.
+        is_continuous: whether bytes count at all times, or, in the paper's model, as ops start.
         transfers: over the cuts, in chain order.
     """
 
     def __init__(self, costs: CostModel, home: tuple[int, ...]) -> None:
         count = costs.layers
-        self.layers = count
+        self.layers, self.is_continuous = count, costs.exact
         self.layer = [*range(count), *reversed(range(count))]
         self.gpu = [home[layer] for layer in self.layer]
         cut = [not layer or home[layer - 1] != home[layer] for layer in range(count)]
         sizes = [costs.segment(layer, layer, not cut[layer]) for layer in range(count)]
         self.kept = [size.saved for size in sizes]
         self.own = [
-            size.running if begins else size.forward
+            size.running if begins and costs.exact else size.forward
             for size, begins in zip(sizes, cut, strict=True)
         ]
         self.own += [size.backward for size in reversed(sizes)]
-        self.room = list(costs.budgets)
-        for gpu, size in zip(home, sizes, strict=True):
-            self.room[gpu] -= size.states
+        self.room = room_beside(costs, home)
         overhead = costs.cluster.action_overhead_ns
         self.length = [
             (costs.forward_ns if op < count else costs.backward_ns)(layer, layer, home[layer])
@@ -79,14 +79,15 @@ class OpTable:
             self.waits[op] = bytes_
             return
         time = costs.send_backward_ns if back else costs.send_forward_ns
+        counts = costs.exact  # else they are permanent buffers
         self.transfers.append(
             TransferOp(
                 op=len(self.length),
                 behind=op,
                 link=costs.cluster.links.resource(here, there),
                 ns=time(boundary, here, there),
-                sent=bytes_,
-                received=costs.tensor_bytes(boundary, backward=back),
+                sent=bytes_ if counts else 0,
+                received=costs.tensor_bytes(boundary, backward=back) if counts else 0,
             )
         )
         self.length.append(self.transfers[-1].ns)

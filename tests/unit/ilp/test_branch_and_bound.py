@@ -12,12 +12,18 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import Status
-from pipeplan.ilp.exact.branch_and_bound import NODES, SENDING, decide, node_budget
+from pipeplan.ilp.exact.branch_and_bound import (
+    NODES,
+    QUICK_TURNS,
+    SENDING,
+    decide,
+    node_budget,
+)
 from pipeplan.ilp.exact.transfer_branching import TRIAL
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import OpKind
-from tests import handmade, wheels
+from tests import handmade, oracle, wheels
 from tests.property.test_planner_recompute_enumeration import machines, tiny
 from tests.searches import limits
 
@@ -42,6 +48,29 @@ def test_orders_say_what_brute_force_does(layers: int, gpus: int, seeds: int) ->
                 if possible:
                     break
     assert 50 * told[Status.UNKNOWN] < told[Status.FEASIBLE] + told[Status.INFEASIBLE]
+
+
+def test_orders_say_what_brute_force_does_by_the_papers_bytes() -> None:
+    """Every allocation of three layers, at its least period and those behind it."""
+    told: Counter[Status] = Counter()
+    fields = {"semantics": "2bw", "memory_model": "paper", "microbatches": 64}
+    for seed in range(16):
+        memory = machines(seed, 3, 2).gpus[0].memory_bytes + 4 * (seed % 4)
+        chain, cluster = tiny(seed, 3), uniform(2, memory, bandwidth_bytes_per_s=2 * 10**9)
+        costs = CostModel(chain, cluster, "2bw", "paper")
+        cases: dict[tuple[int, ...], list[oracle.Case]] = {}
+        for stages in oracle.every_allocation(chain, cluster):
+            homes = tuple(gpu for first, last, gpu in stages for _ in range(first, last + 1))
+            case = oracle.Case(chain, cluster, stages, 1, fields)
+            cases.setdefault(homes, []).append(case)
+        for homes, alike in cases.items():
+            for period in range(3, 10):
+                state = Incumbent(costs, limits())
+                answer = decide(costs, homes, period, state.offer, SearchClock())
+                possible = any(case.possible(period) for case in alike)
+                assert answer is not (Status.INFEASIBLE if possible else Status.FEASIBLE)
+                told[answer] += 1
+    assert min(told[Status.FEASIBLE], told[Status.INFEASIBLE]) > 10 * told[Status.UNKNOWN]
 
 
 def test_it_gives_up_where_there_is_too_much_to_try() -> None:
@@ -69,9 +98,10 @@ def test_schedules_that_will_not_do_are_work() -> None:
 
 def test_less_time_is_fewer_places() -> None:
     """What is tried fits into the time that is left; all that may be tried into long times."""
-    assert node_budget(100.0) == NODES
-    assert node_budget(0.1) == 200
-    assert node_budget(0.0) == 1
+    assert node_budget(100.0, QUICK_TURNS) == NODES
+    assert node_budget(0.1, QUICK_TURNS) == 500
+    assert node_budget(0.0, QUICK_TURNS) == 1
+    assert 1 < node_budget(100.0, 0) < node_budget(100.0, QUICK_TURNS - 1) < NODES
 
 
 def test_a_transfer_without_length_lies_between_others() -> None:
