@@ -8,8 +8,9 @@ import torch
 
 from pipeplan.capture import split
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
+from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.errors import InputError
-from pipeplan.livebytes import key, storage_bytes
+from pipeplan.livebytes import storage_bytes
 from pipeplan.offmate.optimizer import state_names
 from pipeplan.offmate.parameters import Parameters, groups_of, rate_of, updates_of
 from pipeplan.offmate.trial import Trial
@@ -69,8 +70,8 @@ def measure_task(
     with as_it_was(list(model.layers), ModelDevice(torch.device("cpu"))):
         trial = Trial(task, model)
         blocks = trial.blocks()
+        resident = storage_bytes([*held_tensors(model.layers), *trial.data.tensors])
         names, updates = state_names(task.optimizer), updates_of(task, parameters)
-    buffers = {key(each): each for layer in model.layers for each in layer.buffers()}
     rate = rate_of(updates)
     host = rate if machine.host_update is None else machine.host_update
     problem = StateProblem(
@@ -85,7 +86,7 @@ def measure_task(
             duplex=machine.duplex,
         ),
         len(names),
-        storage_bytes([*trial.data.tensors, *buffers.values()]),
+        resident - storage_bytes(parameters.by_name.values()),
         type(task.model).__name__,
     )
     return MeasuredTask(problem, model.digest())

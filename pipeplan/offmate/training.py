@@ -14,6 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.document import read_text
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes, storage_bytes
@@ -118,7 +119,7 @@ class StateTraining:
 
     def _resident(self) -> list[Tensor]:
         """What is there as a step begins, values without bytes among it."""
-        parameters = [each.parameter for each in self.tensors]
+        parameters = (each.parameter for each in self.tensors)
         gradients = [each.grad for each in parameters if each.grad is not None]
         states = [
             state
@@ -126,8 +127,8 @@ class StateTraining:
             if each.optimizer is not None and each.on_host is None
             for state in each.optimizer.states
         ]
-        buffers = [each for layer in self._model.layers for each in layer.buffers()]
-        return [*parameters, *gradients, *states, *buffers, *self._data.tensors]
+        held = held_tensors(self._model.layers)
+        return [*held, *gradients, *states, *self._data.tensors]
 
     def _counters(self) -> list[Tensor]:
         """Of optimizers that step on the device."""

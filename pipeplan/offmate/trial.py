@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.offmate.block import LayerBlock, StepData
@@ -170,13 +171,12 @@ class Trial:
             made = [each.grad for each in parameters if each.grad is not None]
             extra = live.peak - begin - storage_bytes(found) - storage_bytes(made)
         del held
-        moved = sum(each.nbytes() for each in block.kept.values())
+        moved = sum(each.storage.nbytes() for each in block.kept)
         times = first, took
         return _Pass(kept, moved, block.keeps_output, workspace, max(0, extra), *times), found
 
     def _live(self, index: int, others: Iterable[Tensor]) -> LiveBytes:
-        layer = self._model.layers[index]
-        states = [*layer.parameters(), *layer.buffers(), *self.data.tensors]
+        states = [*held_tensors([self._model.layers[index]]), *self.data.tensors]
         return LiveBytes([*states, *self._values[index], *others])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.pinned import PinnedPool
 from pipeplan.remat import DeviceOp, DeviceOpKind
 from pipeplan.rematerialized.parts import Buffer
@@ -141,7 +142,7 @@ class Pass:
         cast = as_in(self._prepared.device, self._prepared.autocast)
         with self._states.of(layer), cast:
             if op.kind is DeviceOpKind.KEEP_ALL:
-                with torch.enable_grad(), units.taping(layer) if units else nullcontext():
+                with torch.enable_grad(), units.taping(layer, inputs) if units else nullcontext():
                     outputs = segment.forward(0, inputs, _no_target)
             else:
                 outputs = segment.evaluate(0, inputs, _no_target)
@@ -175,9 +176,7 @@ class Pass:
 def _units(prepared: Prepared, source: Tensor) -> Units | None:
     if not prepared.offload:
         return None
-    layers = prepared.split.layers
-    states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
-    fixed = [*states, source]
+    fixed = [*held_tensors(prepared.split.layers), source]
     return Units(prepared.device, prepared.script.moved, fixed, prepared.pinned)
 
 

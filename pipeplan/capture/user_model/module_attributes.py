@@ -87,6 +87,20 @@ class AttributeSnapshot:
                 _refill_table(part.__dict__.get(name), table)
 
 
+def held_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """What `modules` find in themselves: parameters, buffers, and tensors that are neither.
+
+    Those of attributes lie in containers, too, and in the user's own objects.
+    """
+    seen: set[int] = set()
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()
+        for _, part in _inside(module, seen):
+            for value in attributes_of(part).values():
+                yield from (each for each in _leaves(value) if isinstance(each, Tensor))
+
+
 @contextmanager
 def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Iterator[None]:
     """Gives buffers, frozen parameters and Python attributes of `modules` their values back.

@@ -24,6 +24,7 @@ from tests.offmate_tasks import (
     odd_model,
     perceptrons,
     planned,
+    tables,
     train_plainly,
 )
 
@@ -74,6 +75,14 @@ def test_what_the_first_micro_batch_does_not_reach_is_trained(case: _Case) -> No
     make = partial(experts, case.optimizer)
     plan = planned(make(), case.share, case.host_update, case.bandwidth)
     check_bits(make, plan, 6)
+
+
+def test_tables_of_layers_stay() -> None:
+    """A tensor that is no buffer is nobody's to give up: blocks that leave read it again."""
+    make = partial(tables, "momentum")
+    plan = planned(make(), 0.7, 0, 10**7)
+    assert plan.option_names.count("offload") > 1
+    check_against_plain(make, plan)
 
 
 def test_one_direction_at_a_time() -> None:
