@@ -172,12 +172,13 @@ class StepRun:
 
     def _prefetch(self, storage: int) -> None:
         if storage in self._roles.tensors:
-            self._moving.back(storage, self._roles.tensors[storage].fill(storage))
+            each = self._roles.tensors[storage]
+            self._moving.back(storage, each.fill(storage), partial(each.away.discard, storage))
             return
         kept = self._blocks[self._roles.offloaded[storage]].kept
-        for each in self._away.pop(storage):
-            each.come_back()
-            kept.append(SavedStorage(each.saved[0].tensor().untyped_storage(), each.saved))
+        for gone in self._away.pop(storage):
+            gone.come_back()
+            kept.append(SavedStorage(gone.saved[0].tensor().untyped_storage(), gone.saved))
         given = partial(self._host.change, -self._sizes[storage])
         self._moving.back(storage, [flat(each.storage) for each in kept], given)
 

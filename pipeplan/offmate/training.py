@@ -51,7 +51,9 @@ class StateTraining:
     """A task that trains under a plan; a context whose end is `finish`.
 
     Between two steps, values that wait on the host have no bytes in the model's parameters, and
-    gradients may wait for their updates. `finish` ends these and gives the model its values.
+    gradients may wait for their updates. `finish` ends these and gives the model its values. So
+    does the end of the context where an error leaves it, inside of a step, too: then some
+    parameters have had their update of this step, and others have not.
     """
 
     def __init__(self, task: Task, plan: StatePlan, task_digest: str | None = None) -> None:
@@ -83,6 +85,10 @@ class StateTraining:
         self._roles = Roles(plan, self.tensors)
         self._moving = Moving(self.room, duplex=plan.problem.machine.duplex)
         self._is_finished = False
+        self._running: int | None = None
+        """The step that has begun and not ended."""
+        for each in self.tensors:
+            each.begin(plan.placement)
 
     @classmethod
     def of_file(cls, task: Task, path: str | Path) -> Self:
@@ -103,10 +109,15 @@ class StateTraining:
         gradient waits from an earlier one, and optimizers make their states.
 
         Raises:
-            InputError: behind `finish`.
+            InputError: behind `finish`, or a step that failed.
         """
         if self._is_finished:
             raise InputError("training: got a step behind its end, need it before. Make another.")
+        if self._running is not None:
+            raise InputError(
+                f"training: got a step behind step {self._running}, which failed, need none: what"
+                " it had begun cannot go on. Call finish, and make another."
+            )
         self._data.load(number)
         host = HostCount(self._resident_on_host())
         inputs = self._model.entry(self._data.inputs)
@@ -114,7 +125,9 @@ class StateTraining:
         now = StepRun(self._plan, self._roles, self._blocks, inputs, self.room, moving, host)
         counters = self._counters()
         with LiveBytes([*self._resident(), *counters]) as live:
+            self._running = number
             now.run()
+            self._running = None
         return StepFigures(now.loss, live.peak - storage_bytes(counters), host.peak)
 
     def _resident(self) -> list[Tensor]:
@@ -150,14 +163,26 @@ class StateTraining:
         if self._is_finished:
             return
         self._is_finished = True
-        self._moving.settle()
         self._moving.close()
         with torch.no_grad():
             for each in self.tensors:
-                each.settle(self.room)
+                each.come_back(self.room)
+            if self._running is None:
+                self._moving.check()
+            for each in self.tensors:
+                each.end_update(self.room)
 
     def optimizer_states(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter, behind `finish`: what its optimizer keeps in its shape."""
+        """By parameter, behind `finish`: what its optimizer keeps in its shape.
+
+        Raises:
+            InputError: before.
+        """
+        if not self._is_finished:
+            raise InputError(
+                "training: got optimizer_states before its end, need it behind finish: until then"
+                " states wait on the host. Leave the `with` block first."
+            )
         return {
             each.name: each.optimizer.named_states()
             for each in self.tensors
@@ -173,11 +198,12 @@ class StateTraining:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.finish()
-        else:
-            self._is_finished = True
-            self._moving.close()
+        self.finish()
+        if error is not None and self._running is not None:
+            error.add_note(
+                f"training: step {self._running} has not ended: each parameter of the model, and"
+                " its optimizer states, are those before or behind their update of this step."
+            )
 
 
 def _check_same(plan: StatePlan, model: SplitModel, parameters: Parameters) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeplan.errors import InputError
 from pipeplan.offmate import MachineLimits, StateTraining, measured_problem
@@ -131,23 +131,82 @@ def test_the_host_updates_beside_the_device() -> None:
     assert threads == {"pipeplan-host_0", threading.current_thread().name}
 
 
-def test_a_step_that_fails_leaves_no_thread() -> None:
-    """The lanes beside the device end with the training."""
+@pytest.fixture(scope="module")
+def plan() -> StatePlan:
+    """Of perceptrons: both sides update, gradients wait."""
+    return planned(perceptrons("adamw"), 0.7, 1_557_017, 20_017_238)
+
+
+def _with_data(bad: Callable[[int, Tensor], Tensor]) -> Task:
     task = perceptrons("adamw")
-    plan = planned(task, 0.85, 523_017, 1_290_071)
 
     def data(number: int) -> Any:
         source, target = task.data(number)
-        return source, target + 100 * number
+        return source, bad(number, target)
 
-    training = StateTraining(replace(task, data=data), plan)
+    return replace(task, data=data)
+
+
+def test_a_step_that_fails_leaves_no_thread_and_a_whole_model(plan: StatePlan) -> None:
+    """The lanes beside the device end with the training; nothing stays without bytes."""
+    task, plain = _with_data(lambda number, target: target + 100 * number), perceptrons("adamw")
+    training = StateTraining(task, plan)
+    torch.manual_seed(1)
     training.step(0)
-    with pytest.raises(IndexError), training:
+    with pytest.raises(IndexError) as failed, training:
         training.step(1)
+    assert "step 1 has not ended" in failed.value.__notes__[0]
     names = [each.name for each in threading.enumerate()]
     assert not [name for name in names if name.startswith(("pipeplan-host", "pipeplan-back"))]
     with pytest.raises(InputError, match="a step behind its end"):
         training.step(2)
+    torch.manual_seed(1)
+    train_plainly(plain, 1)
+    # The failure is in the forward of the last block: no update of that step has run.
+    _check_same_weights(task, plain)
+    states = [state for each in training.optimizer_states().values() for state in each.values()]
+    assert all(each.untyped_storage().nbytes() for each in states)
+
+
+def test_a_second_step_behind_one_that_failed_is_refused(plan: StatePlan) -> None:
+    """What it had begun cannot go on."""
+    with StateTraining(_with_data(lambda number, target: target + 100), plan) as training:
+        with pytest.raises(IndexError):
+            training.step(0)
+        with pytest.raises(InputError, match="behind step 0, which failed"):
+            training.step(1)
+
+
+def test_an_error_between_steps_keeps_what_was_trained(plan: StatePlan) -> None:
+    """Also one of the data: the step has not begun."""
+
+    def bad(number: int, target: Tensor) -> Tensor:
+        if number == 2:
+            raise KeyboardInterrupt
+        return target
+
+    task, plain = _with_data(bad), perceptrons("adamw")
+    torch.manual_seed(1)
+    with pytest.raises(KeyboardInterrupt), StateTraining(task, plan) as training:
+        for number in range(3):
+            training.step(number)
+    torch.manual_seed(1)
+    train_plainly(plain, 2)
+    _check_same_weights(task, plain)
+
+
+def test_optimizer_states_before_the_end_are_refused(plan: StatePlan) -> None:
+    """They wait on the host."""
+    with StateTraining(perceptrons("adamw"), plan) as training:
+        with pytest.raises(InputError, match="optimizer_states before its end"):
+            training.optimizer_states()
+
+
+def _check_same_weights(task: Task, plain: Task) -> None:
+    assert isinstance(task.model, nn.Module)
+    assert isinstance(plain.model, nn.Module)
+    expected = plain.model.state_dict()
+    assert all(torch.equal(value, expected[n]) for n, value in task.model.state_dict().items())
 
 
 DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
