@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.errors import InputError
-from pipeplan.livebytes import LiveBytes, storage_bytes
+from pipeplan.host_copy import flat
+from pipeplan.livebytes import LiveBytes, dense, storage_bytes
 from pipeplan.offmate.block import LayerBlock, StepData
 from pipeplan.remat.states.problem import StateBlock, StateBlockOption
 from pipeplan.rematerialized.states import ForwardStates
@@ -84,7 +85,7 @@ class Trial:
 
     def _forward(self, index: int) -> _LightForward:
         inputs, layer = self._values[index], self._model.layers[index]
-        versions, buffers = _versions(inputs), _versions(layer.buffers())
+        versions, held = _versions(inputs), _Bytes(held_tensors([layer]))
         live = self._live(index, ())
         with live:
             block = LayerBlock(self._task, self._model, index, self.data)
@@ -97,8 +98,21 @@ class Trial:
                 " backward reads. Make the operation out of place."
             )
         output = storage_bytes(self._values[-1])
-        again = _versions(layer.buffers()) == buffers and index not in self._model.counting
+        changed = held.changed()
+        self._check_parameters(index, changed)
+        again = not changed and index not in self._model.counting
         return _LightForward(output, live.peak - begin - output, took, again)
+
+    def _check_parameters(self, index: int, changed: set[int]) -> None:
+        """Raises InputError for a parameter among what a forward has changed."""
+        for local, parameter in self._model.layers[index].named_parameters():
+            if id(parameter) in changed:
+                name = self._model.fqns[index][local]
+                raise InputError(
+                    f"task: parameter {name}: its layer's forward changes it, need one that only the optimizer"
+                    " changes: its other copy, on the host, would not hear of it. Make it a buffer"
+                    " (register_buffer)."
+                )
 
     def _options(self, index: int, forward: _LightForward) -> Iterator[StateBlockOption]:
         before = [each.grad for each in self._model.layers[index].parameters()]
@@ -183,3 +197,22 @@ class Trial:
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
     """How often each was written to; torch has no public name for it."""
     return [each._version for each in tensors]  # noqa: SLF001
+
+
+class _Bytes:
+    """What tensors hold at some instant; torch does not count what is written through `data`."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._kept = [(each, _bytes_of(each)) for each in tensors]
+
+    def changed(self) -> set[int]:
+        """Identities of those that hold something else by now."""
+        return {
+            id(each)
+            for each, kept in self._kept
+            if not all(map(torch.equal, kept, _bytes_of(each)))
+        }
+
+
+def _bytes_of(tensor: Tensor) -> list[Tensor]:
+    return [flat(part.untyped_storage()).clone() for part in dense(tensor)]

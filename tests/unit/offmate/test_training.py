@@ -137,6 +137,30 @@ def plan() -> StatePlan:
     return planned(perceptrons("adamw"), 0.7, 1_557_017, 20_017_238)
 
 
+class _Average(nn.Module):
+    """Subtracts a moving average of what it saw, which is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(16)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(0.1 * value.detach().mean(0))
+        return torch.tanh(value - self.mean)
+
+
+def test_a_layer_whose_tensors_move_does_not_run_again() -> None:
+    """Also such as are neither parameters nor buffers."""
+    same = perceptrons("sgd")
+    assert isinstance(same.model, nn.Sequential)
+    model = nn.Sequential(
+        same.model[0], nn.Sequential(_Average(), nn.Linear(16, 16)), same.model[1]
+    )
+    problem = measured_problem(replace(same, model=model), MachineLimits(10**9, 10**9, 10**9))
+    offered = [{option.name for option in block.options} for block in problem.blocks]
+    assert ["recompute" in each for each in offered] == [True, False, True]
+
+
 def _with_data(bad: Callable[[int, Tensor], Tensor]) -> Task:
     task = perceptrons("adamw")
 
@@ -187,9 +211,11 @@ def test_an_error_between_steps_keeps_what_was_trained(plan: StatePlan) -> None:
 
     task, plain = _with_data(bad), perceptrons("adamw")
     torch.manual_seed(1)
-    with pytest.raises(KeyboardInterrupt), StateTraining(task, plan) as training:
-        for number in range(3):
-            training.step(number)
+    training = StateTraining(task, plan)
+    for number in range(2):
+        training.step(number)
+    with pytest.raises(KeyboardInterrupt), training:
+        training.step(2)
     torch.manual_seed(1)
     train_plainly(plain, 2)
     _check_same_weights(task, plain)
@@ -197,9 +223,9 @@ def test_an_error_between_steps_keeps_what_was_trained(plan: StatePlan) -> None:
 
 def test_optimizer_states_before_the_end_are_refused(plan: StatePlan) -> None:
     """They wait on the host."""
-    with StateTraining(perceptrons("adamw"), plan) as training:
-        with pytest.raises(InputError, match="optimizer_states before its end"):
-            training.optimizer_states()
+    training = StateTraining(perceptrons("adamw"), plan)
+    with training, pytest.raises(InputError, match="optimizer_states before its end"):
+        training.optimizer_states()
 
 
 def _check_same_weights(task: Task, plain: Task) -> None:
@@ -209,6 +235,7 @@ def _check_same_weights(task: Task, plain: Task) -> None:
     assert all(torch.equal(value, expected[n]) for n, value in task.model.state_dict().items())
 
 
+TAUGHT = nn.Sequential(odd_models.Teacher(), nn.Linear(6, 3))
 DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
 
 
@@ -218,6 +245,7 @@ DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
         ({"clip_norm": 1.0}, "clip_norm: got one"),
         ({"optimizer": lambda p: torch.optim.Adafactor(p)}, "need that shape"),
         ({"master_weights": True}, "master_weights"),
+        ({"model": TAUGHT, "data": pipelines.data}, "parameter 0.teacher.weight: its layer's"),
         ({"model": DRAWING, "data": pipelines.data}, "module '0' draws from Python's"),
     ],
 )
