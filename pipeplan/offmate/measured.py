@@ -71,7 +71,7 @@ def measure_task(
         trial = Trial(task, model)
         blocks = trial.blocks()
         resident = storage_bytes([*held_tensors(model.layers), *trial.data.tensors])
-        names, updates = state_names(task.optimizer), updates_of(task, parameters)
+        names, updates = state_names(task, parameters.by_name), updates_of(task, parameters)
     rate = rate_of(updates)
     host = rate if machine.host_update is None else machine.host_update
     problem = StateProblem(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipeplan.host_copy import flat
 from pipeplan.offmate.host_room import HostRoom
 from pipeplan.offmate.moving import resize
-from pipeplan.offmate.optimizer import TensorOptimizer, state_names
+from pipeplan.offmate.optimizer import TensorOptimizer
 from pipeplan.offmate.parameters import Parameters
 from pipeplan.remat.programs import Placement
 from pipeplan.remat.states import StatePlan
@@ -102,10 +102,17 @@ class TrainedTensor:
 
 
 def trained_tensors(
-    task: Task, found: Parameters, plan: StatePlan, room: HostRoom
+    task: Task, found: Parameters, names: Sequence[str], plan: StatePlan, room: HostRoom
 ) -> Iterator[TrainedTensor]:
-    """All parameters, on the device; the host has its copies."""
-    names = state_names(task.optimizer)
+    """All parameters, on the device; the host has its copies.
+
+    Args:
+        task: has the optimizer.
+        found: of its model.
+        names: `state_names`.
+        plan: how they train.
+        room: of the host.
+    """
     for group, own in zip(plan.problem.groups, plan.step.tensors, strict=True):
         for tensor, storages in zip(group.tensors, own, strict=True):
             each = TrainedTensor(
@@ -115,6 +122,8 @@ def trained_tensors(
                 room.take(storages.value, each.parts(storages.value))
             if tensor.trained:
                 _give_optimizer(each, task, names, room, on_host=bool(group.on_host))
+            if each.on_host is None and storages.states in plan.placement.host:
+                room.take(storages.states, each.parts(storages.states))
             yield each
 
 
@@ -128,4 +137,4 @@ def _give_optimizer(
     each.on_host = nn.Parameter(room.shown(each.storages.value, like))
     vars(each.on_host).update(vars(each.parameter))
     places = [room.shown(states, like, at) for at in range(len(names))]
-    each.optimizer = TensorOptimizer(task.optimizer, each.on_host, names, places)
+    each.optimizer = TensorOptimizer(task.optimizer, each.parameter, names, each.on_host, places)

@@ -22,6 +22,7 @@ from pipeplan.offmate.block import LayerBlock, StepData
 from pipeplan.offmate.host_room import HostRoom
 from pipeplan.offmate.measured import blocks_of
 from pipeplan.offmate.moving import Moving
+from pipeplan.offmate.optimizer import state_names
 from pipeplan.offmate.parameters import Parameters
 from pipeplan.offmate.step import HostCount, Roles, StepRun
 from pipeplan.offmate.tensors import trained_tensors
@@ -70,14 +71,15 @@ class StateTraining:
         """
         model = blocks_of(task, len(plan.problem.blocks))
         parameters = Parameters.of(model)
-        _check_same(plan, model, parameters)
+        names = state_names(task, parameters.by_name)
+        _check_same(plan, model, parameters, len(names))
         if task_digest is not None and task_digest != model.digest():
             raise InputError(
                 "plan: is of a task with other shapes or types, need the same (task_digest). Plan"
                 " this task."
             )
         self.room = HostRoom(plan)
-        self.tensors = tuple(trained_tensors(task, parameters, plan, self.room))
+        self.tensors = tuple(trained_tensors(task, parameters, names, plan, self.room))
         self._plan, self._model = plan, model
         self._data = StepData(task)
         count = range(len(model.layers))
@@ -206,7 +208,9 @@ class StateTraining:
             )
 
 
-def _check_same(plan: StatePlan, model: SplitModel, parameters: Parameters) -> None:
+def _check_same(
+    plan: StatePlan, model: SplitModel, parameters: Parameters, states_per_value: int
+) -> None:
     names = tuple(block.name for block in plan.problem.blocks)
     planned = {
         tensor.name: tensor.bytes for group in plan.problem.groups for tensor in group.tensors
@@ -217,6 +221,11 @@ def _check_same(plan: StatePlan, model: SplitModel, parameters: Parameters) -> N
             f"plan: is of a model of {len(names)} blocks and {sum(planned.values())} bytes of"
             f" parameters, got a task of {len(model.names)} and {sum(there.values())}, need the"
             " same names and bytes. Plan this task."
+        )
+    if plan.problem.states_per_value != states_per_value:
+        raise InputError(
+            f"plan: is of an optimizer with {plan.problem.states_per_value} states per value, got"
+            f" a task whose optimizer has {states_per_value}, need the same number. Plan this task."
         )
     odd = next((name for name in plan.option_names if name not in OPTIONS), None)
     if odd is not None:

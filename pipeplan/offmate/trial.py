@@ -109,9 +109,9 @@ class Trial:
             if id(parameter) in changed:
                 name = self._model.fqns[index][local]
                 raise InputError(
-                    f"task: parameter {name}: its layer's forward changes it, need one that only the optimizer"
-                    " changes: its other copy, on the host, would not hear of it. Make it a buffer"
-                    " (register_buffer)."
+                    f"task: parameter {name}: its layer's forward changes it, need one that only"
+                    " the optimizer changes: its other copy, on the host, would not hear of it."
+                    " Make it a buffer (register_buffer)."
                 )
 
     def _options(self, index: int, forward: _LightForward) -> Iterator[StateBlockOption]:

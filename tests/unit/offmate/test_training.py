@@ -161,6 +161,57 @@ def test_a_layer_whose_tensors_move_does_not_run_again() -> None:
     assert ["recompute" in each for each in offered] == [True, False, True]
 
 
+def _by_identity() -> Task:
+    task = perceptrons("adamw")
+    assert isinstance(task.model, nn.Module)
+    biases = {each for name, each in task.model.named_parameters() if name.endswith("bias")}
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        groups: list[dict[str, Any]] = [
+            {"params": [], "weight_decay": 0.5},
+            {"params": [], "lr": 0.1},
+        ]
+        for each in parameters:
+            groups[each in biases]["params"].append(each)
+        return torch.optim.AdamW(groups, lr=1e-2)
+
+    return replace(task, optimizer=optimizer)
+
+
+def test_groups_may_tell_parameters_apart_by_identity(plan: StatePlan) -> None:
+    """Also those of which the host updates a copy."""
+    check_bits(_by_identity, plan, 3)
+
+
+def _adagrad() -> Task:
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(parameters, lr=0.05, initial_accumulator_value=0.1)
+
+    return replace(perceptrons("sgd"), optimizer=optimizer)
+
+
+def test_states_that_an_optimizer_makes_at_once_are_its_states() -> None:
+    """On both sides, as are those of a first step."""
+    made = planned(_adagrad(), 0.7, 6_016_481, 16_418_211)
+    assert {"host", "offload"} <= _features(made)
+    check_against_plain(_adagrad, made)
+
+
+def test_a_plan_of_another_optimizer_is_refused(plan: StatePlan) -> None:
+    """Its states have another size."""
+    with pytest.raises(InputError, match="2 states per value, got a task whose optimizer has 1"):
+        StateTraining(perceptrons("momentum"), plan)
+
+
+def _momentum_of_matrices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    given = list(parameters)
+    groups = [
+        {"params": [each for each in given if each.ndim > 1], "momentum": 0.9},
+        {"params": [each for each in given if each.ndim < 2]},
+    ]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
 def _with_data(bad: Callable[[int, Tensor], Tensor]) -> Task:
     task = perceptrons("adamw")
 
@@ -244,6 +295,7 @@ DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
     [
         ({"clip_norm": 1.0}, "clip_norm: got one"),
         ({"optimizer": lambda p: torch.optim.Adafactor(p)}, "need that shape"),
+        ({"optimizer": _momentum_of_matrices}, "momentum_buffer.* of 0.weight and .* of 0.bias"),
         ({"master_weights": True}, "master_weights"),
         ({"model": TAUGHT, "data": pipelines.data}, "parameter 0.teacher.weight: its layer's"),
         ({"model": DRAWING, "data": pipelines.data}, "module '0' draws from Python's"),
