@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.document import read_text
 from pipeplan.errors import InputError
+from pipeplan.filling import fill_whole
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.offmate.block import LayerBlock, StepData
 from pipeplan.offmate.host_room import HostRoom
@@ -67,7 +68,8 @@ class StateTraining:
                 parameters are compared.
 
         Raises:
-            InputError: if the plan is of another task, or the task cannot train so.
+            InputError: if the plan is of another task, the task cannot train so, or its weights
+                cannot be read.
         """
         model = blocks_of(task, len(plan.problem.blocks))
         parameters = Parameters.of(model)
@@ -78,6 +80,8 @@ class StateTraining:
                 "plan: is of a task with other shapes or types, need the same (task_digest). Plan"
                 " this task."
             )
+        if task.weights is not None:
+            fill_whole(task)
         self.room = HostRoom(plan)
         self.tensors = tuple(trained_tensors(task, parameters, names, plan, self.room))
         self._plan, self._model = plan, model
@@ -225,7 +229,8 @@ def _check_same(
     if plan.problem.states_per_value != states_per_value:
         raise InputError(
             f"plan: is of an optimizer with {plan.problem.states_per_value} states per value, got"
-            f" a task whose optimizer has {states_per_value}, need the same number. Plan this task."
+            f" a task whose optimizer has {states_per_value}, need the same number. Plan this"
+            " task."
         )
     odd = next((name for name in plan.option_names if name not in OPTIONS), None)
     if odd is not None:

@@ -212,6 +212,16 @@ def _momentum_of_matrices(parameters: Iterable[nn.Parameter]) -> torch.optim.Opt
     return torch.optim.SGD(groups, lr=0.1)
 
 
+def test_first_weights_are_the_tasks(plan: StatePlan) -> None:
+    """Of its source, as in a pipeline."""
+    task = perceptrons("adamw")
+    assert isinstance(task.model, nn.Module)
+    values = {name: torch.full_like(each, 0.125) for name, each in task.model.state_dict().items()}
+    with StateTraining(replace(task, weights=values.__getitem__), plan):
+        pass
+    assert all(torch.all(each == 0.125) for each in task.model.parameters())
+
+
 def _with_data(bad: Callable[[int, Tensor], Tensor]) -> Task:
     task = perceptrons("adamw")
 
