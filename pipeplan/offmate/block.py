@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture.user_model.module_attributes import held_tensors
+from pipeplan.errors import InputError
 from pipeplan.livebytes import dense, key
 from pipeplan.nested import MicroBatch, layer_loss
 from pipeplan.rematerialized.states import ForwardStates
@@ -61,6 +62,7 @@ class LayerBlock:
         """What stays of the forward for the backward, and belongs to nobody else."""
         self.keeps_output = False
         """Whether the output is among what autograd saved."""
+        self._names = split.fqns[index]
         self._data = data
         self._segment = StoredSegment(_spec(task, split, index, data))
 
@@ -108,6 +110,7 @@ class LayerBlock:
         for parameter, before in zip(parameters, earlier, strict=True):
             if parameter.grad is None:
                 continue
+            self._check_dense(parameter, parameter.grad)
             others = [*inputs, *gradients, *made]
             (parameter.grad,) = _apart([parameter.grad], others, whole=True)
             made.append(parameter.grad)
@@ -115,6 +118,15 @@ class LayerBlock:
                 # Of a later block that uses it, too: autograd adds in this order.
                 parameter.grad += before
         return _apart(found, [*inputs, *gradients, *made])
+
+    def _check_dense(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            local = next(n for n, each in self.layer.named_parameters() if each is parameter)
+            raise InputError(
+                f"task: parameter {self._names[local]}: got a gradient of layout"
+                f" {gradient.layout}, need a dense one, which has as many bytes in each step."
+                " Leave sparse=True out."
+            )
 
     def _fixed(self) -> list[Tensor]:
         """What is not the block's to give up."""

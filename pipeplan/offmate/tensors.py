@@ -53,7 +53,8 @@ class TrainedTensor:
         return [flat(each.untyped_storage()) for each in self.optimizer.states]
 
     def begin(self, placement: Placement) -> None:
-        """The device gives up what it does not have as the plan's step begins."""
+        """The device gives up what it does not have as the plan's step begins, and gradients."""
+        self.parameter.grad = None
         states = self.storages.states if self.on_host is None else -1
         for storage in {self.storages.value, states} - {-1} - placement.device:
             self.empty(storage)

@@ -68,7 +68,10 @@ class Trial:
         self._gradients: list[Tensor] = []
 
     def blocks(self) -> tuple[StateBlock, ...]:
-        """All blocks: each backward gets the very gradients that the one behind it returns."""
+        """All blocks: each backward gets the very gradients that the one behind it returns.
+
+        Those of parameters stay behind.
+        """
         forwards = [self._forward(index) for index in range(len(self._model.layers))]
         self._values.pop()
         found: list[StateBlock] = []
@@ -78,9 +81,6 @@ class Trial:
             name, output = self._model.names[index], forwards[index].output
             found.append(StateBlock(name, options, output, arrived))
             self._values.pop()
-        parameters = [each for layer in self._model.layers for each in layer.parameters()]
-        for parameter in parameters:
-            parameter.grad = None
         return tuple(reversed(found))
 
     def _forward(self, index: int) -> _LightForward:

@@ -137,6 +137,66 @@ def plan() -> StatePlan:
     return planned(perceptrons("adamw"), 0.7, 1_557_017, 20_017_238)
 
 
+class _CountingLoss(nn.Module):
+    """Has a buffer that counts its calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(output, target)
+
+
+def test_measuring_puts_counters_and_gradients_back() -> None:
+    """Attributes of layers, buffers of the loss, gradients that the user has not used yet."""
+    counter, loss = odd_models.Counter(), _CountingLoss()
+    model = nn.Sequential(nn.Linear(16, 6), counter, nn.Linear(6, 16))
+    task = replace(perceptrons("adamw"), model=model, loss=loss)
+    gradient = counter.linear.weight.grad = torch.ones(6, 6)
+    measured_problem(task, MachineLimits(10**9, 10**9, 10**9))
+    assert (counter.calls, loss.calls.item()) == (0, 0)
+    assert counter.linear.weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(6, 6))
+
+
+class _Graph(nn.Module):
+    """Mixes rows by a sparse matrix."""
+
+    adjacency: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(8).to_sparse())
+
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.sparse.mm(self.adjacency, value)
+
+
+def test_sparse_buffers_are_counted_by_their_parts() -> None:
+    """Of indices and values."""
+    model = nn.Sequential(nn.Linear(16, 16), _Graph(), nn.Linear(16, 16))
+    task = replace(perceptrons("sgd"), model=model)
+    problem = measured_problem(task, MachineLimits(10**9, 10**9, 10**9))
+    assert problem.input_bytes == 8 * 16 * 4 + 8 * 8 + 8 * (2 * 8 + 4)
+
+
+def test_a_gradient_of_before_is_not_added(plan: StatePlan) -> None:
+    """As a loop that calls zero_grad first."""
+
+    def make() -> Task:
+        task = perceptrons("adamw")
+        assert isinstance(task.model, nn.Module)
+        for parameter in task.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return task
+
+    check_bits(make, plan, 2)
+
+
 class _Average(nn.Module):
     """Subtracts a moving average of what it saw, which is no buffer."""
 
@@ -296,6 +356,13 @@ def _check_same_weights(task: Task, plain: Task) -> None:
     assert all(torch.equal(value, expected[n]) for n, value in task.model.state_dict().items())
 
 
+WORDS = nn.Sequential(nn.Embedding(24, 16, sparse=True), nn.Linear(16, 16))
+
+
+def _words(_: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(8), torch.arange(8)
+
+
 TAUGHT = nn.Sequential(odd_models.Teacher(), nn.Linear(6, 3))
 DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
 
@@ -307,6 +374,7 @@ DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
         ({"optimizer": lambda p: torch.optim.Adafactor(p)}, "need that shape"),
         ({"optimizer": _momentum_of_matrices}, "momentum_buffer.* of 0.weight and .* of 0.bias"),
         ({"master_weights": True}, "master_weights"),
+        ({"model": WORDS, "data": _words}, "0.weight: got a gradient of layout.*sparse=True"),
         ({"model": TAUGHT, "data": pipelines.data}, "parameter 0.teacher.weight: its layer's"),
         ({"model": DRAWING, "data": pipelines.data}, "module '0' draws from Python's"),
     ],
