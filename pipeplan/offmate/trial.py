@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Final
 
 import torch
@@ -86,6 +87,7 @@ class Trial:
     def _forward(self, index: int) -> _LightForward:
         inputs, layer = self._values[index], self._model.layers[index]
         versions, held = _versions(inputs), _Bytes(held_tensors([layer]))
+        buffers = list(layer.buffers())
         live = self._live(index, ())
         with live:
             block = LayerBlock(self._task, self._model, index, self.data)
@@ -100,7 +102,8 @@ class Trial:
         output = storage_bytes(self._values[-1])
         changed = held.changed()
         self._check_parameters(index, changed)
-        again = not changed and index not in self._model.counting
+        same = all(map(is_, buffers, layer.buffers()))  # another may have taken one's place
+        again = same and not changed and index not in self._model.counting
         return _LightForward(output, live.peak - begin - output, took, again)
 
     def _check_parameters(self, index: int, changed: set[int]) -> None:

@@ -209,12 +209,31 @@ class _Average(nn.Module):
         return torch.tanh(value - self.mean)
 
 
-def test_a_layer_whose_tensors_move_does_not_run_again() -> None:
+class _Replaced(nn.Module):
+    """The same with a tensor that another one replaces each time."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.mean: Tensor
+        if buffer:
+            self.register_buffer("mean", torch.zeros(16))
+        else:
+            self.mean = torch.zeros(16)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * value.detach().mean(0)
+        return torch.tanh(value - self.mean)
+
+
+@pytest.mark.parametrize(
+    "average", [_Average, partial(_Replaced, buffer=True), partial(_Replaced, buffer=False)]
+)
+def test_a_layer_whose_tensors_move_does_not_run_again(average: Callable[[], nn.Module]) -> None:
     """Also such as are neither parameters nor buffers."""
     same = perceptrons("sgd")
     assert isinstance(same.model, nn.Sequential)
     model = nn.Sequential(
-        same.model[0], nn.Sequential(_Average(), nn.Linear(16, 16)), same.model[1]
+        same.model[0], nn.Sequential(average(), nn.Linear(16, 16)), same.model[1]
     )
     problem = measured_problem(replace(same, model=model), MachineLimits(10**9, 10**9, 10**9))
     offered = [{option.name for option in block.options} for block in problem.blocks]
