@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.pinned import PinnedPool
 from pipeplan.remat import DeviceOp, DeviceOpKind
 from pipeplan.rematerialized.parts import Buffer
@@ -44,6 +43,8 @@ class Prepared:
     """Per layer: the buffers that forwards change."""
     fixed: tuple[Buffer, ...]
     """The others."""
+    tables: tuple[Tensor, ...]
+    """Tensors that layers held as they were planned, neither parameters nor buffers."""
     shared: tuple[nn.Parameter, ...]
     """Parameters of more than one layer."""
     offload: bool
@@ -176,7 +177,9 @@ class Pass:
 def _units(prepared: Prepared, source: Tensor) -> Units | None:
     if not prepared.offload:
         return None
-    fixed = [*held_tensors(prepared.split.layers), source]
+    layers = prepared.split.layers
+    states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
+    fixed = [*states, *prepared.tables, source]
     return Units(prepared.device, prepared.script.moved, fixed, prepared.pinned)
 
 

@@ -88,14 +88,18 @@ class AttributeSnapshot:
 
 
 def held_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """What `modules` find in themselves: parameters, buffers, and tensors that are neither.
+    """What `modules` find in themselves: parameters, buffers, and tensors that are neither."""
+    parts = list(modules)
+    for part in parts:
+        yield from part.parameters()
+        yield from part.buffers()
+    yield from attribute_tensors(parts)
 
-    Those of attributes lie in containers, too, and in the user's own objects.
-    """
+
+def attribute_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Those that are neither, in containers, too, and in the user's own objects."""
     seen: set[int] = set()
     for module in modules:
-        yield from module.parameters()
-        yield from module.buffers()
         for _, part in _inside(module, seen):
             for value in attributes_of(part).values():
                 yield from (each for each in _leaves(value) if isinstance(each, Tensor))
@@ -202,6 +206,9 @@ def _inside(part: Any, seen: set[int]) -> Iterator[tuple[tuple[str, str], Any]]:
 
 def _leaves(value: Any) -> Iterator[Any]:
     """What is no container in nested containers."""
+    if not isinstance(value, _NESTS):
+        yield value
+        return
     waiting, met = deque([value]), set[int]()
     while waiting:
         one = waiting.popleft()
