@@ -13,6 +13,7 @@ from pipeplan.hosting import Hosted, states_of
 from pipeplan.plan import Plan
 from pipeplan.runtime.checkpoint import weight_sources
 from pipeplan.runtime.checkpoint.weight_sources import WeightSource
+from pipeplan.task import Task
 
 
 def fill(hosted: Hosted, plan: Plan, gpu: int, *, rest: bool = False) -> None:
@@ -31,12 +32,30 @@ def fill(hosted: Hosted, plan: Plan, gpu: int, *, rest: bool = False) -> None:
         InputError: if the source lacks something, has something the model does not know, or has
             it in another shape.
     """
-    assert hosted.task.weights is not None
-    source, where = (
-        weight_sources.opened(hosted.task.weights),
-        f"task: weights {hosted.task.weights}",
-    )
-    model = module_of(hosted.task)
+    wanted = list(states_of(hosted.split, plan, gpu))
+    if rest:
+        used = set().union(*(fqns.values() for fqns in hosted.split.fqns))
+        model = module_of(hosted.task)
+        named = (*model.named_parameters(), *model.named_buffers())
+        wanted += [(name, tensor) for name, tensor in named if name not in used]
+    _fill(hosted.task, wanted, {id(tensor) for _, tensor in hosted.blank})
+
+
+def fill_whole(task: Task) -> None:
+    """Read all parameters and buffers of the task's model, which one process trains.
+
+    Raises:
+        InputError: as `fill`.
+    """
+    model = module_of(task)
+    _fill(task, [*model.named_parameters(), *model.named_buffers()], set())
+
+
+def _fill(task: Task, wanted: Iterable[tuple[str, Tensor]], blank: set[int]) -> None:
+    """Read `wanted`, by name; `blank` are identities of tensors without values."""
+    assert task.weights is not None
+    source, where = weight_sources.opened(task.weights), f"task: weights {task.weights}"
+    model = module_of(task)
     aliases = _aliases(
         (
             *model.named_parameters(remove_duplicate=False),
@@ -45,12 +64,6 @@ def fill(hosted: Hosted, plan: Plan, gpu: int, *, rest: bool = False) -> None:
     )
     _check_known(source, aliases, where)
     kept = model.state_dict(keep_vars=True).keys()
-    wanted = list(states_of(hosted.split, plan, gpu))
-    if rest:
-        used = set().union(*(fqns.values() for fqns in hosted.split.fqns))
-        named = (*model.named_parameters(), *model.named_buffers())
-        wanted += [(name, tensor) for name, tensor in named if name not in used]
-    blank = {id(tensor) for _, tensor in hosted.blank}
     for name, tensor in wanted:
         value = _value(source, aliases.get(name, (name,)), where)
         if value is not None:

@@ -208,6 +208,20 @@ def _tensors_within(value: object) -> Iterator[Tensor]:
             yield from _tensors_within(each)
 
 
+@contextmanager
+def without_gradients(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Takes gradients away inside, and puts them back."""
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    kept = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
 def cast_back(parameters: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
     """Let `parameters` hold what was stepped for them, each in its own type."""
     for parameter, master in zip(parameters, masters, strict=True):

@@ -70,7 +70,7 @@ class CopyEngine:
         """Copy what `out` gave back into tensors.
 
         Args:
-            parts: emptied, as those of `out`.
+            parts: emptied, as those of `out`; `first` may add to them.
             copies: what goes into each; asked for in the worker.
             first: runs in the worker before the copy, on the caller's stream, and makes room.
         """

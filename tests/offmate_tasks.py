@@ -98,6 +98,30 @@ def _task(model: nn.Module, optimizer: str, data: Callable[[int], Any]) -> Task:
     return Task(model=model, loss=loss, optimizer=OPTIMIZERS[optimizer], data=data)
 
 
+class _Tables(nn.Module):
+    """Reads a table that all share, and makes one of its own at its first call."""
+
+    def __init__(self, shared: list[Tensor]) -> None:
+        super().__init__()
+        self.shared = shared
+        self.own: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.own is None:
+            self.own = torch.ones(16, 16).tril()
+        return torch.tanh(x @ self.own) * self.shared[0]
+
+
+def tables(optimizer: str) -> Task:
+    """Blocks whose backwards read tensors that are neither parameters nor buffers."""
+    same = perceptrons(optimizer)
+    assert isinstance(same.model, nn.Sequential)
+    first, *blocks = same.model
+    shared = [torch.linspace(0.5, 1.5, 128).reshape(8, 16)]
+    model = nn.Sequential(first, *(nn.Sequential(each, _Tables(shared)) for each in blocks))
+    return replace(same, model=model)
+
+
 def given_times(problem: StateProblem) -> StateProblem:
     """The problem with times that no machine decides."""
     blocks = [

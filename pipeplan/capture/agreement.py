@@ -35,7 +35,7 @@ from pipeplan.capture.user_model.model_call import result_of, run_layers, told_o
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
-from pipeplan.gradients import given, optimizer_of
+from pipeplan.gradients import given, optimizer_of, without_gradients
 from pipeplan.nested import MicroBatch, ModelArguments, layer_loss, returned, tensors_in
 from pipeplan.precision import casting
 from pipeplan.repeat import kept_generators, seed_all
@@ -71,7 +71,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     worst = unit = 0.0
     reached: set[str] = set()
     zeros: set[str] = set()
-    with kept_generators(), uncompiled(whole), _without_gradients(parts):
+    with kept_generators(), uncompiled(whole), without_gradients(parts):
         batches = list(_batches_of(task, PASSES))
         for number, batch in enumerate(batches):
             there = dict(whole.named_buffers()).keys()
@@ -293,20 +293,6 @@ def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:
 def _seeded(_: str, real: OwnCall, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     seed_like_torch()
     return real(*given, **named)
-
-
-@contextmanager
-def _without_gradients(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Takes gradients away inside, and puts them back."""
-    parameters = [parameter for part in parts for parameter in part.parameters()]
-    kept = [(parameter, parameter.grad) for parameter in parameters]
-    try:
-        for parameter, _ in kept:
-            parameter.grad = None
-        yield
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
 
 
 def _check_no_new(whole: nn.Module, names: Sequence[str]) -> None:

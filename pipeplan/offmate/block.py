@@ -6,21 +6,21 @@ earlier: so the bytes behind each instruction are those that the judge counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeplan.capture.user_model.module_attributes import held_tensors
+from pipeplan.errors import InputError
 from pipeplan.livebytes import dense, key
 from pipeplan.nested import MicroBatch, layer_loss
 from pipeplan.rematerialized.states import ForwardStates
-from pipeplan.rematerialized.units import taped
+from pipeplan.runtime.stages.saved_tensors import SavedStorage, SavedTensors
 from pipeplan.runtime.stages.segment import Fed, SegmentSpec, StoredSegment
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-
-Storages = dict[int, torch.UntypedStorage]
 
 
 class StepData:
@@ -58,10 +58,11 @@ class LayerBlock:
     def __init__(self, task: Task, split: SplitModel, index: int, data: StepData) -> None:
         self.index = index
         self.layer: nn.Module = split.layers[index]
-        self.kept: Storages = {}
+        self.kept: list[SavedStorage] = []
         """What stays of the forward for the backward, and belongs to nobody else."""
         self.keeps_output = False
         """Whether the output is among what autograd saved."""
+        self._names = split.fqns[index]
         self._data = data
         self._segment = StoredSegment(_spec(task, split, index, data))
 
@@ -69,18 +70,18 @@ class LayerBlock:
         self, inputs: Sequence[Tensor], states: ForwardStates, *, keep: bool
     ) -> list[Tensor]:
         """The outputs, in storages of their own; with `keep` the backward needs no other run."""
+        fixed = self._fixed()
         if not keep:
             with states.of(self.index):
                 found = self._segment.evaluate(0, list(inputs), self._data.target)
-            return _apart(found, [*inputs, *self._fixed])
-        saved: Storages = {}
+            return _apart(found, [*inputs, *fixed])
         with states.of(self.index):
-            found = self._taped(inputs, saved)
-        outputs = _apart(found, [*inputs, *self._fixed])
-        own = _storages(outputs)
-        self.keeps_output = not own.keys().isdisjoint(saved)
-        others = {**_storages([*inputs, *self._fixed]), **own}
-        self.kept = {name: each for name, each in saved.items() if name not in others}
+            found, saved = self._taped(inputs)
+        fixed += self._fixed()  # a layer may have made a table that it keeps
+        outputs = _apart(found, [*inputs, *fixed])
+        saved.made(0, outputs)
+        self.keeps_output = saved.keeps(outputs)
+        self.kept = saved.kept(fixed)
         return outputs
 
     def backward(
@@ -101,7 +102,7 @@ class LayerBlock:
         """
         if again:
             with states.of(self.index):
-                self._taped(inputs, None)
+                self._taped(inputs)
         parameters = [each for each in self.layer.parameters() if each.requires_grad]
         earlier = _taken(parameters)
         found = self._segment.backward(0, list(gradients), 1.0)
@@ -109,6 +110,7 @@ class LayerBlock:
         for parameter, before in zip(parameters, earlier, strict=True):
             if parameter.grad is None:
                 continue
+            self._check_dense(parameter, parameter.grad)
             others = [*inputs, *gradients, *made]
             (parameter.grad,) = _apart([parameter.grad], others, whole=True)
             made.append(parameter.grad)
@@ -117,17 +119,24 @@ class LayerBlock:
                 parameter.grad += before
         return _apart(found, [*inputs, *gradients, *made])
 
-    def _taped(self, inputs: Sequence[Tensor], saved: Storages | None) -> list[Tensor]:
-        def note(tensor: Tensor) -> None:
-            if saved is not None:
-                saved.update(_storages([tensor]))
+    def _check_dense(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            local = next(n for n, each in self.layer.named_parameters() if each is parameter)
+            raise InputError(
+                f"task: parameter {self._names[local]}: got a gradient of layout"
+                f" {gradient.layout}, need a dense one, which has as many bytes in each step."
+                " Leave sparse=True out."
+            )
 
-        with torch.enable_grad(), taped(note):
-            return self._segment.forward(0, list(inputs), self._data.target)
-
-    @property
     def _fixed(self) -> list[Tensor]:
-        return [*self.layer.parameters(), *self.layer.buffers(), *self._data.tensors]
+        """What is not the block's to give up."""
+        return [*held_tensors([self.layer]), *self._data.tensors]
+
+    def _taped(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], SavedTensors]:
+        """The outputs, and what autograd saved for their backward."""
+        saved = SavedTensors(runs=((0, 0),), first_layer=self.index)
+        with torch.enable_grad(), saved.layer(0, inputs):
+            return self._segment.forward(0, list(inputs), self._data.target), saved
 
 
 def _spec(task: Task, split: SplitModel, index: int, data: StepData) -> SegmentSpec:
@@ -149,11 +158,6 @@ def _spec(task: Task, split: SplitModel, index: int, data: StepData) -> SegmentS
     )
 
 
-def _storages(tensors: Iterable[Tensor]) -> Storages:
-    parts = [part for tensor in tensors for part in dense(tensor)]
-    return {key(part): part.untyped_storage() for part in parts}
-
-
 def _apart(
     tensors: Sequence[Tensor], others: Sequence[Tensor], whole: bool = False
 ) -> list[Tensor]:
@@ -164,7 +168,7 @@ def _apart(
         others: that may be given up before.
         whole: whether each must fill its storage.
     """
-    taken = _storages(others)
+    taken = {key(part) for tensor in others for part in dense(tensor)}
     return [
         each.clone() if key(each) in taken or (whole and _is_part(each)) else each
         for each in tensors

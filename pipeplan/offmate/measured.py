@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from pipeplan.capture import split
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
+from pipeplan.capture.split import module_of
+from pipeplan.capture.user_model.loss_state import restored_loss
+from pipeplan.capture.user_model.module_attributes import held_tensors, restored
 from pipeplan.errors import InputError
-from pipeplan.livebytes import key, storage_bytes
+from pipeplan.gradients import without_gradients
+from pipeplan.livebytes import storage_bytes
 from pipeplan.offmate.optimizer import state_names
 from pipeplan.offmate.parameters import Parameters, groups_of, rate_of, updates_of
 from pipeplan.offmate.trial import Trial
@@ -66,11 +73,11 @@ def measure_task(
     """
     model = blocks_of(task, max_layers)
     parameters = Parameters.of(model)
-    with as_it_was(list(model.layers), ModelDevice(torch.device("cpu"))):
+    with _untouched(task, [module_of(task), *model.layers]):
         trial = Trial(task, model)
         blocks = trial.blocks()
-        names, updates = state_names(task.optimizer), updates_of(task, parameters)
-    buffers = {key(each): each for layer in model.layers for each in layer.buffers()}
+        resident = storage_bytes([*held_tensors(model.layers), *trial.data.tensors])
+        names, updates = state_names(task, parameters.by_name), updates_of(task, parameters)
     rate = rate_of(updates)
     host = rate if machine.host_update is None else machine.host_update
     problem = StateProblem(
@@ -80,15 +87,27 @@ def measure_task(
             machine.device_bytes,
             machine.host_bytes,
             machine.bandwidth,
-            machine.device_update or rate,
+            rate if machine.device_update is None else machine.device_update,
             host or None,
             duplex=machine.duplex,
         ),
         len(names),
-        storage_bytes([*trial.data.tensors, *buffers.values()]),
+        resident - storage_bytes(parameters.by_name.values()),
         type(task.model).__name__,
     )
     return MeasuredTask(problem, model.digest())
+
+
+@contextmanager
+def _untouched(task: Task, modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Gives all that trials change back as it was."""
+    with (
+        as_it_was(modules, ModelDevice(torch.device("cpu"))),
+        restored(modules),
+        restored_loss(task.loss),
+        without_gradients(modules),
+    ):
+        yield
 
 
 def blocks_of(task: Task, max_layers: int | None = None) -> SplitModel:

@@ -10,7 +10,7 @@ alive is what the judge counts (B3).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
@@ -98,14 +98,14 @@ class Moving:
                 self._jobs[transfer.unit].result()
                 behind()
 
-    def settle(self) -> None:
-        """Returns when all that was issued has ended."""
+    def check(self) -> None:
+        """Raises what a job has raised."""
         for job in self._jobs.values():
             job.result()
-        self._jobs.clear()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads behind all that was issued, which may have failed."""
+        wait(self._jobs.values())
         for lane in (self._out, self._back, self._host):
             lane.shutdown(cancel_futures=True)
 

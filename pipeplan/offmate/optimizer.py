@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from pipeplan.capture.layer_costs.optimizer_cost import step_kind
 from pipeplan.errors import InputError
+from pipeplan.gradients import MakeOptimizer, optimizer_of
+from pipeplan.task import Task
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+_COUNTER = "step"
+"""What torch calls counters of steps, which it keeps on the processor: they do not move."""
 
 
-def state_names(make: MakeOptimizer) -> tuple[str, ...]:
-    """What an optimizer keeps of each parameter, in the parameter's shape.
-
-    Counters of steps, which torch keeps on the processor, are no part of it.
+def state_names(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """What the task's optimizer keeps of each of `parameters` that is trained, in its shape.
 
     Raises:
-        InputError: if a state has another shape.
+        InputError: if a state has another shape or type, or parameters differ in their states.
     """
-    parameter = nn.Parameter(torch.ones(3, 5))
-    parameter.grad = torch.ones(3, 5)
-    optimizer = make([parameter])
+    kinds: dict[object, str] = {}
+    for name, each in parameters.items():
+        if each.requires_grad:
+            kinds.setdefault(step_kind(task, [each], {}), name)
+    found = {name: _states_of(task.optimizer, parameters[name]) for name in kinds.values()}
+    first = next(iter(found), "")
+    other = next((name for name, states in found.items() if states != found[first]), None)
+    if other is not None:
+        raise InputError(
+            f"task: optimizer: got states {list(found[first])} of {first} and"
+            f" {list(found[other])} of {other}, need the same of all parameters, so that a plan"
+            " can count them. Give all groups the same kind of states (momentum for all or none)."
+        )
+    return found.get(first, ())
+
+
+def _states_of(make: MakeOptimizer, parameter: nn.Parameter) -> tuple[str, ...]:
+    """Names of states behind a first step of what stands for `parameter`."""
+    probe = nn.Parameter(parameter.detach().clone())
+    optimizer = optimizer_of(make, {parameter: probe})
+    probe.grad = torch.ones_like(probe)
     with torch.no_grad():
         optimizer.step()
     names = []
-    for name, value in optimizer.state[parameter].items():
-        if isinstance(value, Tensor) and value.shape == parameter.shape:
+    for name, value in optimizer.state[probe].items():
+        if name == _COUNTER or not isinstance(value, Tensor):
+            continue
+        if (value.shape, value.dtype) == (probe.shape, probe.dtype):
             names.append(name)
-        elif isinstance(value, Tensor) and value.numel() > 1:
+        elif value.numel() > 1:
             raise InputError(
-                f"task: optimizer: state {name!r} has shape {list(value.shape)} for a parameter of"
-                f" {list(parameter.shape)}, need that shape, so that states can move. Take SGD or"
-                " AdamW."
+                f"task: optimizer: state {name!r} has shape {list(value.shape)} and {value.dtype}"
+                f" for a parameter of {list(probe.shape)} and {probe.dtype}, need that shape and"
+                " type, so that states can move. Take SGD or AdamW."
             )
     return tuple(names)
 
@@ -47,34 +68,46 @@ class TensorOptimizer:
         make: MakeOptimizer,
         parameter: nn.Parameter,
         names: Sequence[str],
+        on_host: nn.Parameter | None = None,
         places: Sequence[Tensor] | None = None,
     ) -> None:
         """Nothing is stepped yet.
 
         Args:
             make: the task's.
-            parameter: what it steps.
+            parameter: the user's own.
             names: `state_names`.
+            on_host: what is stepped in its place; None: itself.
             places: where states are to lie; None: where the optimizer makes them.
         """
-        self.parameter = parameter
+        self.parameter = parameter if on_host is None else on_host
         self._names = tuple(names)
         self._places = places
-        self._optimizer = make([parameter])
+        self._optimizer = optimizer_of(make, {parameter: self.parameter})
         made = (torch.zeros_like(parameter.detach()) for _ in names)
         self.states = list(made if places is None else places)
-        """Zeros until the first step, which makes them."""
+        """Zeros until the optimizer makes them: as it is made, or in the first step."""
+        self._take_states()
 
     def step(self) -> None:
         """Makes new values of the parameter's gradient."""
-        first = not self._optimizer.state
+        first = not self._has_states()
         if first:
             self.states = []  # the bytes of those that are made take their place
         with torch.no_grad():
             self._optimizer.step()
-        if not first:
+        if first:
+            self._take_states()
+
+    def _has_states(self) -> bool:
+        own = self._optimizer.state.get(self.parameter, {})
+        return all(isinstance(own.get(name), Tensor) for name in self._names)
+
+    def _take_states(self) -> None:
+        """Those that the optimizer has made lie where they are to lie."""
+        if not self._has_states():
             return
-        own = self._optimizer.state[self.parameter]
+        own = self._optimizer.state.get(self.parameter, {})
         for name, place in zip(self._names, self._places or (), strict=False):
             own[name] = place.copy_(own[name])
         self.states = [own[name] for name in self._names]

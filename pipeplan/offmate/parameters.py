@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
-from pipeplan.capture.layer_costs.optimizer_cost import median_timer, step_cost
+from pipeplan.capture.layer_costs.optimizer_cost import median_timer, step_cost, step_kind
 from pipeplan.errors import InputError
 from pipeplan.offmate.trial import REPEATS
 from pipeplan.remat.states.problem import ParameterGroup, StateTensor
@@ -65,7 +65,7 @@ class Update:
 
 
 def updates_of(task: Task, parameters: Parameters) -> dict[str, Update]:
-    """What the update of each parameter takes; those of one shape are alike.
+    """What the update of each parameter takes; those of one shape and group are alike.
 
     Also of those that one micro-batch leaves without a gradient (an expert that it does not
     choose): another one may reach them.
@@ -77,12 +77,12 @@ def updates_of(task: Task, parameters: Parameters) -> dict[str, Update]:
         if not each.requires_grad:
             found[name] = Update(False, each.nbytes)
             continue
-        kind = (each.shape, each.dtype)
+        kind = step_kind(task, [each], {})
         if kind not in known:
             copy = nn.Parameter(each.detach().clone())
             vars(copy).update(vars(each))
             copy.grad = torch.zeros_like(copy)
-            cost = step_cost(task, [copy], timer)
+            cost = step_cost(task, [copy], timer, {copy: each})
             known[kind] = Update(True, each.nbytes, cost.step_ns, cost.workspace_bytes)
         found[name] = known[kind]
     return found

@@ -13,11 +13,12 @@ from pipeplan.device_program import InstructionKind
 from pipeplan.host_copy import flat
 from pipeplan.offmate.block import LayerBlock
 from pipeplan.offmate.host_room import HostRoom
-from pipeplan.offmate.moving import Moving, resize
+from pipeplan.offmate.moving import Moving
 from pipeplan.offmate.tensors import TrainedTensor
 from pipeplan.offmate.trial import RECOMPUTE
 from pipeplan.remat.states import StatePlan
 from pipeplan.rematerialized.states import ForwardStates
+from pipeplan.runtime.stages.saved_tensors import FreedStorage, SavedStorage
 
 
 @dataclass
@@ -88,7 +89,7 @@ class StepRun:
         self._room, self._moving, self._host = room, moving, host
         self._values: dict[int, list[Tensor]] = {-1: list(inputs)}
         self._gradients: dict[int, list[Tensor]] = {len(blocks) - 1: []}
-        self._away: dict[int, list[Tensor]] = {}
+        self._away: dict[int, list[FreedStorage]] = {}
         self._sizes = [each.bytes for each in plan.step.graph.storages]
         names = plan.option_names
         self._again = [name == RECOMPUTE for name in names]
@@ -155,13 +156,12 @@ class StepRun:
     def _offload(self, storage: int) -> None:
         self._host.change(self._sizes[storage])
         kept = self._blocks[self._roles.offloaded[storage]].kept
-        parts = self._away[storage] = [flat(each) for each in kept.values()]
 
         def leave() -> None:
-            for part in parts:
-                resize(part, 0)
+            self._away[storage] = [FreedStorage.of(each) for each in kept]
+            kept.clear()
 
-        self._moving.out(storage, parts, leave)
+        self._moving.out(storage, [flat(each.storage) for each in kept], leave)
 
     def _copy(self, storage: int) -> None:
         each = self._roles.tensors[storage]
@@ -172,13 +172,15 @@ class StepRun:
 
     def _prefetch(self, storage: int) -> None:
         if storage in self._roles.tensors:
-            self._moving.back(storage, self._roles.tensors[storage].fill(storage))
+            each = self._roles.tensors[storage]
+            self._moving.back(storage, each.fill(storage), partial(each.away.discard, storage))
             return
-        parts = self._away.pop(storage)
-        for part in parts:
-            resize(part, part.nbytes)
+        kept = self._blocks[self._roles.offloaded[storage]].kept
+        for gone in self._away.pop(storage):
+            gone.come_back()
+            kept.append(SavedStorage(gone.saved[0].tensor().untyped_storage(), gone.saved))
         given = partial(self._host.change, -self._sizes[storage])
-        self._moving.back(storage, parts, given)
+        self._moving.back(storage, [flat(each.storage) for each in kept], given)
 
     def _update_on_host(self, operation: int) -> None:
         each = self._roles.updates.get(operation)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from pipeplan.host_copy import flat
 from pipeplan.offmate.host_room import HostRoom
 from pipeplan.offmate.moving import resize
-from pipeplan.offmate.optimizer import TensorOptimizer, state_names
+from pipeplan.offmate.optimizer import TensorOptimizer
 from pipeplan.offmate.parameters import Parameters
+from pipeplan.remat.programs import Placement
 from pipeplan.remat.states import StatePlan
 from pipeplan.remat.states.step_graph import TensorStorages
 from pipeplan.task import Task
@@ -29,6 +30,7 @@ class TrainedTensor:
         on_host: the copy that the host updates; None where the device does.
         first_block: the block that reads the value first, whose backward ends the gradient.
         waits: whether a gradient has no update yet.
+        away: storages whose bytes only the host has, or that are on their way back.
     """
 
     name: str
@@ -38,6 +40,7 @@ class TrainedTensor:
     optimizer: TensorOptimizer | None = None
     on_host: nn.Parameter | None = None
     waits: bool = False
+    away: set[int] = field(default_factory=set)
 
     def parts(self, storage: int) -> list[Tensor]:
         """The flat tensors on the device that a storage of the graph is."""
@@ -49,13 +52,21 @@ class TrainedTensor:
         assert self.optimizer is not None
         return [flat(each.untyped_storage()) for each in self.optimizer.states]
 
+    def begin(self, placement: Placement) -> None:
+        """The device gives up what it does not have as the plan's step begins, and gradients."""
+        self.parameter.grad = None
+        states = self.storages.states if self.on_host is None else -1
+        for storage in {self.storages.value, states} - {-1} - placement.device:
+            self.empty(storage)
+
     def empty(self, storage: int) -> None:
         """The device gives a value or states up."""
+        self.away.add(storage)
         for part in self.parts(storage):
             resize(part, 0)
 
     def fill(self, storage: int) -> list[Tensor]:
-        """The device takes their bytes again."""
+        """The device takes their bytes again, into which they are copied next."""
         for part in self.parts(storage):
             resize(part, self.parameter.nbytes)
         return self.parts(storage)
@@ -74,30 +85,35 @@ class TrainedTensor:
         self.on_host.grad = room.shown(self.storages.gradient, self.on_host)
         self.optimizer.step()
 
-    def settle(self, room: HostRoom) -> None:
-        """Ends an update that waits; the device has value and states again."""
-        storages, updated = self.storages, False
-        if self.on_host is not None:
-            if self.waits:
-                if self.parameter.grad is not None:
-                    room.take(storages.gradient, self.parts(storages.gradient))
-                    self.parameter.grad = None
-                self.step_on_host(room)
-                updated, self.waits = True, False
-        elif storages.states >= 0 and self._is_empty(storages.states):
-            room.give(storages.states, self.fill(storages.states))
-        if updated or self._is_empty(storages.value):
-            room.give(storages.value, self.fill(storages.value))
+    def come_back(self, room: HostRoom) -> None:
+        """The device has value and states again."""
+        for storage in tuple(self.away):
+            room.give(storage, self.fill(storage))
+            self.away.discard(storage)
 
-    def _is_empty(self, storage: int) -> bool:
-        return not any(part.nbytes for part in self.parts(storage))
+    def end_update(self, room: HostRoom) -> None:
+        """Ends an update of the host that waits; the device has the new value."""
+        storages = self.storages
+        if self.on_host is not None and self.waits:
+            if self.parameter.grad is not None:
+                room.take(storages.gradient, self.parts(storages.gradient))
+            self.step_on_host(room)
+            room.give(storages.value, self.parts(storages.value))
+        self.parameter.grad, self.waits = None, False
 
 
 def trained_tensors(
-    task: Task, found: Parameters, plan: StatePlan, room: HostRoom
+    task: Task, found: Parameters, names: Sequence[str], plan: StatePlan, room: HostRoom
 ) -> Iterator[TrainedTensor]:
-    """All parameters, as the plan's step begins."""
-    names = state_names(task.optimizer)
+    """All parameters, on the device; the host has its copies.
+
+    Args:
+        task: has the optimizer.
+        found: of its model.
+        names: `state_names`.
+        plan: how they train.
+        room: of the host.
+    """
     for group, own in zip(plan.problem.groups, plan.step.tensors, strict=True):
         for tensor, storages in zip(group.tensors, own, strict=True):
             each = TrainedTensor(
@@ -107,9 +123,8 @@ def trained_tensors(
                 room.take(storages.value, each.parts(storages.value))
             if tensor.trained:
                 _give_optimizer(each, task, names, room, on_host=bool(group.on_host))
-            moving = {storages.value, -1 if group.on_host else storages.states} - {-1}
-            for storage in moving - plan.placement.device:
-                each.empty(storage)
+            if each.on_host is None and storages.states in plan.placement.host:
+                room.take(storages.states, each.parts(storages.states))
             yield each
 
 
@@ -123,4 +138,4 @@ def _give_optimizer(
     each.on_host = nn.Parameter(room.shown(each.storages.value, like))
     vars(each.on_host).update(vars(each.parameter))
     places = [room.shown(states, like, at) for at in range(len(names))]
-    each.optimizer = TensorOptimizer(task.optimizer, each.on_host, names, places)
+    each.optimizer = TensorOptimizer(task.optimizer, each.parameter, names, each.on_host, places)

@@ -14,13 +14,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.document import read_text
 from pipeplan.errors import InputError
+from pipeplan.filling import fill_whole
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.offmate.block import LayerBlock, StepData
 from pipeplan.offmate.host_room import HostRoom
 from pipeplan.offmate.measured import blocks_of
 from pipeplan.offmate.moving import Moving
+from pipeplan.offmate.optimizer import state_names
 from pipeplan.offmate.parameters import Parameters
 from pipeplan.offmate.step import HostCount, Roles, StepRun
 from pipeplan.offmate.tensors import trained_tensors
@@ -50,7 +53,9 @@ class StateTraining:
     """A task that trains under a plan; a context whose end is `finish`.
 
     Between two steps, values that wait on the host have no bytes in the model's parameters, and
-    gradients may wait for their updates. `finish` ends these and gives the model its values.
+    gradients may wait for their updates. `finish` ends these and gives the model its values. So
+    does the end of the context where an error leaves it, inside of a step, too: then some
+    parameters have had their update of this step, and others have not.
     """
 
     def __init__(self, task: Task, plan: StatePlan, task_digest: str | None = None) -> None:
@@ -63,18 +68,22 @@ class StateTraining:
                 parameters are compared.
 
         Raises:
-            InputError: if the plan is of another task, or the task cannot train so.
+            InputError: if the plan is of another task, the task cannot train so, or its weights
+                cannot be read.
         """
         model = blocks_of(task, len(plan.problem.blocks))
         parameters = Parameters.of(model)
-        _check_same(plan, model, parameters)
+        names = state_names(task, parameters.by_name)
+        _check_same(plan, model, parameters, len(names))
         if task_digest is not None and task_digest != model.digest():
             raise InputError(
                 "plan: is of a task with other shapes or types, need the same (task_digest). Plan"
                 " this task."
             )
+        if task.weights is not None:
+            fill_whole(task)
         self.room = HostRoom(plan)
-        self.tensors = tuple(trained_tensors(task, parameters, plan, self.room))
+        self.tensors = tuple(trained_tensors(task, parameters, names, plan, self.room))
         self._plan, self._model = plan, model
         self._data = StepData(task)
         count = range(len(model.layers))
@@ -82,6 +91,10 @@ class StateTraining:
         self._roles = Roles(plan, self.tensors)
         self._moving = Moving(self.room, duplex=plan.problem.machine.duplex)
         self._is_finished = False
+        self._running: int | None = None
+        """The step that has begun and not ended."""
+        for each in self.tensors:
+            each.begin(plan.placement)
 
     @classmethod
     def of_file(cls, task: Task, path: str | Path) -> Self:
@@ -102,10 +115,15 @@ class StateTraining:
         gradient waits from an earlier one, and optimizers make their states.
 
         Raises:
-            InputError: behind `finish`.
+            InputError: behind `finish`, or a step that failed.
         """
         if self._is_finished:
             raise InputError("training: got a step behind its end, need it before. Make another.")
+        if self._running is not None:
+            raise InputError(
+                f"training: got a step behind step {self._running}, which failed, need none: what"
+                " it had begun cannot go on. Call finish, and make another."
+            )
         self._data.load(number)
         host = HostCount(self._resident_on_host())
         inputs = self._model.entry(self._data.inputs)
@@ -113,12 +131,14 @@ class StateTraining:
         now = StepRun(self._plan, self._roles, self._blocks, inputs, self.room, moving, host)
         counters = self._counters()
         with LiveBytes([*self._resident(), *counters]) as live:
+            self._running = number
             now.run()
+            self._running = None
         return StepFigures(now.loss, live.peak - storage_bytes(counters), host.peak)
 
     def _resident(self) -> list[Tensor]:
         """What is there as a step begins, values without bytes among it."""
-        parameters = [each.parameter for each in self.tensors]
+        parameters = (each.parameter for each in self.tensors)
         gradients = [each.grad for each in parameters if each.grad is not None]
         states = [
             state
@@ -126,8 +146,8 @@ class StateTraining:
             if each.optimizer is not None and each.on_host is None
             for state in each.optimizer.states
         ]
-        buffers = [each for layer in self._model.layers for each in layer.buffers()]
-        return [*parameters, *gradients, *states, *buffers, *self._data.tensors]
+        held = held_tensors(self._model.layers)
+        return [*held, *gradients, *states, *self._data.tensors]
 
     def _counters(self) -> list[Tensor]:
         """Of optimizers that step on the device."""
@@ -149,14 +169,26 @@ class StateTraining:
         if self._is_finished:
             return
         self._is_finished = True
-        self._moving.settle()
         self._moving.close()
         with torch.no_grad():
             for each in self.tensors:
-                each.settle(self.room)
+                each.come_back(self.room)
+            if self._running is None:
+                self._moving.check()
+            for each in self.tensors:
+                each.end_update(self.room)
 
     def optimizer_states(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter, behind `finish`: what its optimizer keeps in its shape."""
+        """By parameter, behind `finish`: what its optimizer keeps in its shape.
+
+        Raises:
+            InputError: before.
+        """
+        if not self._is_finished:
+            raise InputError(
+                "training: got optimizer_states before its end, need it behind finish: until then"
+                " states wait on the host. Leave the `with` block first."
+            )
         return {
             each.name: each.optimizer.named_states()
             for each in self.tensors
@@ -172,14 +204,17 @@ class StateTraining:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.finish()
-        else:
-            self._is_finished = True
-            self._moving.close()
+        self.finish()
+        if error is not None and self._running is not None:
+            error.add_note(
+                f"training: step {self._running} has not ended: each parameter of the model, and"
+                " its optimizer states, are those before or behind their update of this step."
+            )
 
 
-def _check_same(plan: StatePlan, model: SplitModel, parameters: Parameters) -> None:
+def _check_same(
+    plan: StatePlan, model: SplitModel, parameters: Parameters, states_per_value: int
+) -> None:
     names = tuple(block.name for block in plan.problem.blocks)
     planned = {
         tensor.name: tensor.bytes for group in plan.problem.groups for tensor in group.tensors
@@ -190,6 +225,12 @@ def _check_same(plan: StatePlan, model: SplitModel, parameters: Parameters) -> N
             f"plan: is of a model of {len(names)} blocks and {sum(planned.values())} bytes of"
             f" parameters, got a task of {len(model.names)} and {sum(there.values())}, need the"
             " same names and bytes. Plan this task."
+        )
+    if plan.problem.states_per_value != states_per_value:
+        raise InputError(
+            f"plan: is of an optimizer with {plan.problem.states_per_value} states per value, got"
+            f" a task whose optimizer has {states_per_value}, need the same number. Plan this"
+            " task."
         )
     odd = next((name for name in plan.option_names if name not in OPTIONS), None)
     if odd is not None:

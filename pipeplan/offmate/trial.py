@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.errors import InputError
-from pipeplan.livebytes import LiveBytes, storage_bytes
+from pipeplan.host_copy import flat
+from pipeplan.livebytes import LiveBytes, dense, storage_bytes
 from pipeplan.offmate.block import LayerBlock, StepData
 from pipeplan.remat.states.problem import StateBlock, StateBlockOption
 from pipeplan.rematerialized.states import ForwardStates
@@ -66,7 +69,10 @@ class Trial:
         self._gradients: list[Tensor] = []
 
     def blocks(self) -> tuple[StateBlock, ...]:
-        """All blocks: each backward gets the very gradients that the one behind it returns."""
+        """All blocks: each backward gets the very gradients that the one behind it returns.
+
+        Those of parameters stay behind.
+        """
         forwards = [self._forward(index) for index in range(len(self._model.layers))]
         self._values.pop()
         found: list[StateBlock] = []
@@ -76,14 +82,12 @@ class Trial:
             name, output = self._model.names[index], forwards[index].output
             found.append(StateBlock(name, options, output, arrived))
             self._values.pop()
-        parameters = [each for layer in self._model.layers for each in layer.parameters()]
-        for parameter in parameters:
-            parameter.grad = None
         return tuple(reversed(found))
 
     def _forward(self, index: int) -> _LightForward:
         inputs, layer = self._values[index], self._model.layers[index]
-        versions, buffers = _versions(inputs), _versions(layer.buffers())
+        versions, held = _versions(inputs), _Bytes(held_tensors([layer]))
+        buffers = list(layer.buffers())
         live = self._live(index, ())
         with live:
             block = LayerBlock(self._task, self._model, index, self.data)
@@ -96,8 +100,22 @@ class Trial:
                 " backward reads. Make the operation out of place."
             )
         output = storage_bytes(self._values[-1])
-        again = _versions(layer.buffers()) == buffers and index not in self._model.counting
+        changed = held.changed()
+        self._check_parameters(index, changed)
+        same = all(map(is_, buffers, layer.buffers()))  # another may have taken one's place
+        again = same and not changed and index not in self._model.counting
         return _LightForward(output, live.peak - begin - output, took, again)
+
+    def _check_parameters(self, index: int, changed: set[int]) -> None:
+        """Raises InputError for a parameter among what a forward has changed."""
+        for local, parameter in self._model.layers[index].named_parameters():
+            if id(parameter) in changed:
+                name = self._model.fqns[index][local]
+                raise InputError(
+                    f"task: parameter {name}: its layer's forward changes it, need one that only"
+                    " the optimizer changes: its other copy, on the host, would not hear of it."
+                    " Make it a buffer (register_buffer)."
+                )
 
     def _options(self, index: int, forward: _LightForward) -> Iterator[StateBlockOption]:
         before = [each.grad for each in self._model.layers[index].parameters()]
@@ -170,16 +188,34 @@ class Trial:
             made = [each.grad for each in parameters if each.grad is not None]
             extra = live.peak - begin - storage_bytes(found) - storage_bytes(made)
         del held
-        moved = sum(each.nbytes() for each in block.kept.values())
+        moved = sum(each.storage.nbytes() for each in block.kept)
         times = first, took
         return _Pass(kept, moved, block.keeps_output, workspace, max(0, extra), *times), found
 
     def _live(self, index: int, others: Iterable[Tensor]) -> LiveBytes:
-        layer = self._model.layers[index]
-        states = [*layer.parameters(), *layer.buffers(), *self.data.tensors]
+        states = [*held_tensors([self._model.layers[index]]), *self.data.tensors]
         return LiveBytes([*states, *self._values[index], *others])
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
     """How often each was written to; torch has no public name for it."""
     return [each._version for each in tensors]  # noqa: SLF001
+
+
+class _Bytes:
+    """What tensors hold at some instant; torch does not count what is written through `data`."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._kept = [(each, _bytes_of(each)) for each in tensors]
+
+    def changed(self) -> set[int]:
+        """Identities of those that hold something else by now."""
+        return {
+            id(each)
+            for each, kept in self._kept
+            if not all(map(torch.equal, kept, _bytes_of(each)))
+        }
+
+
+def _bytes_of(tensor: Tensor) -> list[Tensor]:
+    return [flat(part.untyped_storage()).clone() for part in dense(tensor)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture import check_output, split
+from pipeplan.capture.user_model.module_attributes import attribute_tensors
 from pipeplan.errors import InputError
 from pipeplan.host_copy import measured_bandwidth
 from pipeplan.nested import ModelArguments, tensors_in
@@ -161,6 +162,7 @@ def _prepared(
         flags=((source.requires_grad,), *(facts.left for facts in found.facts)),
         changed=tuple(facts.changed for facts in found.facts),
         fixed=tuple(b for b in buffers_of(cut.layers) if id(b.tensor) not in changed),
+        tables=tuple(attribute_tensors(cut.layers)) if offload else (),
         shared=tuple(measured.shared_parameters(cut)),
         offload=offload,
         device=source.device,

@@ -43,6 +43,8 @@ class Prepared:
     """Per layer: the buffers that forwards change."""
     fixed: tuple[Buffer, ...]
     """The others."""
+    tables: tuple[Tensor, ...]
+    """Tensors that layers held as they were planned, neither parameters nor buffers."""
     shared: tuple[nn.Parameter, ...]
     """Parameters of more than one layer."""
     offload: bool
@@ -141,7 +143,7 @@ class Pass:
         cast = as_in(self._prepared.device, self._prepared.autocast)
         with self._states.of(layer), cast:
             if op.kind is DeviceOpKind.KEEP_ALL:
-                with torch.enable_grad(), units.taping(layer) if units else nullcontext():
+                with torch.enable_grad(), units.taping(layer, inputs) if units else nullcontext():
                     outputs = segment.forward(0, inputs, _no_target)
             else:
                 outputs = segment.evaluate(0, inputs, _no_target)
@@ -177,7 +179,7 @@ def _units(prepared: Prepared, source: Tensor) -> Units | None:
         return None
     layers = prepared.split.layers
     states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
-    fixed = [*states, source]
+    fixed = [*states, *prepared.tables, source]
     return Units(prepared.device, prepared.script.moved, fixed, prepared.pinned)
 
 

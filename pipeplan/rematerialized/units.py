@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Event
 from typing import Any
@@ -17,26 +17,18 @@ from pipeplan.pinned import PinnedPool
 from pipeplan.remat import DeviceOpKind
 from pipeplan.rematerialized.host import OffloadedUnits
 from pipeplan.rematerialized.script import Order
+from pipeplan.runtime.stages.saved_tensors import SavedStorage, SavedTensors
 
 Storages = dict[int, weakref.ref[torch.UntypedStorage]]
 
 
-def _forget(_: Tensor) -> None:
-    pass
+def taped() -> AbstractContextManager[Any]:
+    """While entered, autograd keeps tensors as where units may leave.
 
-
-def taped(note: Callable[[Tensor], None] = _forget) -> AbstractContextManager[Any]:
-    """While entered, `note` is told of each tensor that autograd keeps.
-
-    Autograd then releases tensors at other moments than without: bytes are to be measured so, too.
+    It then releases them at other moments than without: bytes are to be measured so, too.
     """
-
-    def pack(tensor: Tensor) -> Tensor:
-        note(tensor)
-        # A tensor of its own: an output kept by its own graph would never be released.
-        return tensor.detach()
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    # Tensors of their own: an output kept by its own graph would never be released.
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
 
 
 class Units:
@@ -54,27 +46,28 @@ class Units:
         Args:
             device: where the layers run.
             moved: the units that are offloaded.
-            fixed: tensors that never leave: weights, buffers, the input.
+            fixed: tensors that never leave: what layers hold, the input.
             pinned: what they lie in on the host of a CUDA device.
         """
         self._moved = moved
-        self._fixed = set(_storages(fixed))
+        self._fixed = tuple(fixed)
         self._host = OffloadedUnits(device, pinned)
         self._boundaries: dict[int, Storages] = {}
-        self._tapes: dict[int, Storages] = {}
+        self._tapes: dict[int, SavedTensors] = {}
         self._unused: dict[int, Event] = {}
 
     def made(self, boundary: int, tensors: Sequence[Tensor]) -> None:
         """Takes note of a boundary's storages, without keeping them."""
         self._boundaries[boundary] = _storages(tensors)
+        if boundary in self._tapes:
+            self._tapes[boundary].made(0, tensors)
 
-    def taping(self, layer: int) -> AbstractContextManager[Any]:
+    def taping(self, layer: int, inputs: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """Around the forward of `layer`: takes note of what autograd keeps, if it will leave."""
         if layer + 1 not in self._moved:
             return taped()
-        kept: Storages = {}
-        self._tapes[layer + 1] = kept
-        return taped(lambda tensor: kept.update(_storages([tensor])))
+        tape = self._tapes[layer + 1] = SavedTensors(runs=((0, 0),), first_layer=layer)
+        return tape.layer(0, inputs)
 
     def move(self, order: Order) -> None:
         """Runs an offload, a prefetch or a wait."""
@@ -87,7 +80,7 @@ class Units:
             unused = Event() if order.used_later else None
             if unused is not None:
                 self._unused[op.index] = unused
-            self._host.offload(op.index, self._parts(op.index), unused)
+            self._host.offload(op.index, self._parts(op.index), self._saved(op.index), unused)
 
     def used(self, units: Sequence[int]) -> None:
         """The last operation that reads those of `units` that are leaving has run."""
@@ -104,14 +97,18 @@ class Units:
         self._host.drop()
 
     def _parts(self, unit: int) -> list[Tensor]:
-        """The living storages of `unit`, as flat tensors."""
-        others = self._fixed | set(_living(self._boundaries.get(unit - 1, {})))
-        found = _living(self._boundaries.get(unit, {}) | self._tapes.get(unit, {}))
+        """The living storages of the boundary of `unit`, as flat tensors."""
+        others = set(_storages(self._fixed)) | set(_living(self._boundaries.get(unit - 1, {})))
+        found = _living(self._boundaries.get(unit, {}))
         return [
             flat(storage)
             for name, storage in found.items()
             if name not in others and storage.nbytes()
         ]
+
+    def _saved(self, unit: int) -> list[SavedStorage]:
+        """What autograd saved in the forward of `unit` beside the boundaries."""
+        return self._tapes[unit].kept(self._fixed) if unit in self._tapes else []
 
 
 def _storages(tensors: Iterable[Tensor]) -> Storages:

@@ -87,6 +87,24 @@ class AttributeSnapshot:
                 _refill_table(part.__dict__.get(name), table)
 
 
+def held_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """What `modules` find in themselves: parameters, buffers, and tensors that are neither."""
+    parts = list(modules)
+    for part in parts:
+        yield from part.parameters()
+        yield from part.buffers()
+    yield from attribute_tensors(parts)
+
+
+def attribute_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Those that are neither, in containers, too, and in the user's own objects."""
+    seen: set[int] = set()
+    for module in modules:
+        for _, part in _inside(module, seen):
+            for value in attributes_of(part).values():
+                yield from (each for each in _leaves(value) if isinstance(each, Tensor))
+
+
 @contextmanager
 def restored(modules: Iterable[nn.Module], *, all_frozen: bool = False) -> Iterator[None]:
     """Gives buffers, frozen parameters and Python attributes of `modules` their values back.
@@ -188,6 +206,9 @@ def _inside(part: Any, seen: set[int]) -> Iterator[tuple[tuple[str, str], Any]]:
 
 def _leaves(value: Any) -> Iterator[Any]:
     """What is no container in nested containers."""
+    if not isinstance(value, _NESTS):
+        yield value
+        return
     waiting, met = deque([value]), set[int]()
     while waiting:
         one = waiting.popleft()

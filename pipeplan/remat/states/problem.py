@@ -150,6 +150,11 @@ class StateProblem:
         Raises:
             InputError: if one means nothing.
         """
+        self._check_machine()
+        if not self.blocks:
+            raise InputError(
+                "step of training: got no blocks, need at least one. Give the layers."
+            )
         for group in self.groups:
             if not group.blocks or list(group.blocks) != sorted(set(group.blocks)):
                 raise InputError(
@@ -169,6 +174,19 @@ class StateProblem:
             raise InputError(
                 f"block {last.name}: got an option with offloaded_bytes, need none: the last"
                 " block's backward follows its forward at once"
+            )
+
+    def _check_machine(self) -> None:
+        for name in ("bandwidth", "device_update", "host_update"):
+            rate = getattr(self.machine, name)
+            if rate is not None and rate <= 0:
+                way_out = " Give None where the host updates nothing." if "host" in name else ""
+                raise InputError(
+                    f"machine: {name}: got {rate}, need bytes per second above 0.{way_out}"
+                )
+        if self.machine.management_ns < 0:
+            raise InputError(
+                f"machine: management_ns: got {self.machine.management_ns}, need 0 or more"
             )
 
     @property

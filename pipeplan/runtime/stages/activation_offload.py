@@ -16,35 +16,7 @@ from torch import Tensor
 
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import Copies, CopyEngine, flat
-from pipeplan.runtime.stages.saved_tensors import SavedStorage, SavedTensor, SavedTensors
-
-
-@dataclass(frozen=True, slots=True)
-class _FreedStorage:
-    """A storage that was given up; it lives on where others hold it."""
-
-    storage: weakref.ref[torch.UntypedStorage]
-    size: int
-    device: torch.device
-    saved: tuple[SavedTensor, ...]
-
-    @classmethod
-    def of(cls, kept: SavedStorage) -> _FreedStorage:
-        """Lets go of all in `kept` but what the caller holds."""
-        for saved in kept.saved:
-            saved.leave()
-        storage = kept.storage
-        return cls(weakref.ref(storage), storage.nbytes(), storage.device, kept.saved)
-
-    def come_back(self) -> Tensor | None:
-        """The storage is there again; what to copy into, where it had to be made."""
-        room, storage = None, self.storage()
-        if storage is None:
-            room = torch.empty(self.size, dtype=torch.uint8, device=self.device)
-            storage = room.untyped_storage()
-        for saved in self.saved:
-            saved.come_back(storage)
-        return room
+from pipeplan.runtime.stages.saved_tensors import FreedStorage, SavedStorage, SavedTensors
 
 
 @dataclass(slots=True)
@@ -53,7 +25,7 @@ class _OffloadedMicrobatch:
 
     copies: Future[Copies]
     leaving: tuple[SavedStorage, ...]
-    gone: tuple[_FreedStorage, ...] | None = None
+    gone: tuple[FreedStorage, ...] | None = None
     back: Future[None] | None = None
     size: int = 0
     """Bytes of its copies."""
@@ -97,7 +69,7 @@ class ActivationOffload:
         """
         trip = self._trips[microbatch]
         trip.copies.result()
-        trip.gone = tuple(map(_FreedStorage.of, trip.leaving))
+        trip.gone = tuple(map(FreedStorage.of, trip.leaving))
         trip.leaving = ()
 
     def prefetch(self, microbatch: int) -> None:

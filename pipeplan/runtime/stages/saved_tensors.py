@@ -8,7 +8,7 @@ holds it (a table that a layer makes once and keeps does not).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +86,41 @@ class SavedStorage:
     saved: tuple[SavedTensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FreedStorage:
+    """A storage that was given up; it lives on where others hold it."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    size: int
+    device: torch.device
+    saved: tuple[SavedTensor, ...]
+
+    @classmethod
+    def of(cls, kept: SavedStorage) -> FreedStorage:
+        """Lets go of all in `kept` but what the caller holds."""
+        for saved in kept.saved:
+            saved.leave()
+        storage = kept.storage
+        return cls(weakref.ref(storage), storage.nbytes(), storage.device, kept.saved)
+
+    def come_back(self, make: Callable[[int], Tensor] | None = None) -> Tensor | None:
+        """The storage is there again; what to copy into, where it had to be made.
+
+        Args:
+            make: a tensor of so many bytes; None: torch makes it.
+        """
+        room, storage = None, self.storage()
+        if storage is None:
+            room = make(self.size) if make else self._new()
+            storage = room.untyped_storage()
+        for saved in self.saved:
+            saved.come_back(storage)
+        return room
+
+    def _new(self) -> Tensor:
+        return torch.empty(self.size, dtype=torch.uint8, device=self.device)
+
+
 class SavedTensors:
     """What autograd saved of one micro-batch in the offloaded runs of one segment.
 
@@ -140,6 +175,11 @@ class SavedTensors:
             for saved in _living(self._of_layer):
                 saved.end = saved.end or key(saved.tensor()) in ends
         self._saved += self._of_layer
+
+    def keeps(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether the storage of one of `tensors` is among what autograd saved."""
+        names = {key(part) for tensor in tensors for part in dense(tensor)}
+        return any(key(saved.tensor()) in names for saved in _living(self._saved))
 
     def kept(self, fixed: Iterable[Tensor]) -> list[SavedStorage]:
         """What lies between the ends of the runs, and the input: (H1) of docs/reference/model.md.

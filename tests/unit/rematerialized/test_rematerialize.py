@@ -21,7 +21,7 @@ from pipeplan.rematerialized import units
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
 from tests import grids
-from tests.lean_modules import by_layers
+from tests.lean_modules import LOSS, SAMPLE, by_layers, lean, row, source
 
 FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
 """So fast that to wait on the host is cheaper than to run again, whatever was measured."""
@@ -359,3 +359,29 @@ def test_package_is_imported_without_torch() -> None:
     """`import pipeplan` stays light: torch comes with the first use of `rematerialize`."""
     code = "import sys, pipeplan; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class _Table(nn.Module):
+    """Multiplies by a tensor that all blocks hold, and by one that its first call makes."""
+
+    def __init__(self, shared: Tensor) -> None:
+        super().__init__()
+        self.shared = shared
+        self.made: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.made.setdefault(len(x), torch.ones(len(x), 1))
+        return torch.tanh(x * made) * self.shared
+
+
+def test_tables_of_layers_stay_where_units_leave() -> None:
+    """A tensor that is no buffer is nobody's to give up: another pass reads it meanwhile."""
+    table = torch.linspace(0.5, 1.5, 8)
+    module, plain = row(lambda: _Table(table)), row(lambda: _Table(table))
+    lean_one = lean(module, method="swap", **FAST)
+    assert lean_one._prepared.script.moved
+    for each in (lean_one, plain):
+        sum(LOSS(each(source() * share), SAMPLE[1]) for share in (1.0, 0.5)).backward()
+    pairs = zip(module.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(first.grad, second.grad) for first, second in pairs)
+    assert torch.equal(table, torch.linspace(0.5, 1.5, 8))
