@@ -7,9 +7,11 @@ load the same reference the same way.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -17,6 +19,7 @@ from pipeplan import taskref
 from pipeplan.callbacks import Callback
 from pipeplan.errors import InputError
 from pipeplan.taskref import task_function
+from pipeplan.units import shown
 from pipeplan.validation import Validation
 
 if TYPE_CHECKING:
@@ -39,12 +42,30 @@ class LossScale:
     A step with a gradient that is not finite is skipped by all ranks and lowers the scale;
     `interval` good steps on end raise it (Micikevicius et al. 2018, section 3.2; the defaults are
     those of torch.amp.GradScaler). Powers of two keep the division exact.
+
+    Raises:
+        InputError: if a field is no number that it can be.
     """
 
     initial: float = 2.0**16
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000
+
+    def __post_init__(self) -> None:
+        for name, fits, need in (
+            ("initial", lambda scale: 0 < scale < math.inf, "a finite number above 0"),
+            ("growth", lambda factor: 1 <= factor < math.inf, "a finite number, at least 1"),
+            ("backoff", lambda factor: 0 < factor <= 1, "a number above 0, at most 1"),
+            ("interval", lambda steps: steps >= 1 and steps % 1 == 0, "an integer above 0"),
+        ):
+            _check_number(f"task: loss_scale: {name}", getattr(self, name), fits, need)
+
+
+def _check_number(what: str, value: Any, fits: Callable[[Any], bool], need: str) -> None:
+    """Raises InputError unless `value` is a real number that `fits`."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not fits(value):
+        raise InputError(f"{what}: got {shown(value)}, need {need}")
 
 
 @runtime_checkable
@@ -109,8 +130,17 @@ class Task:
         """Refuse what is made, or not made, where it has to be the other way round.
 
         Raises:
-            InputError: if `model` or `loss` is a class, or `optimizer` is one that exists already.
+            InputError: if `model` or `loss` is a class, `optimizer` is one that exists already,
+                `clip_norm` is no length, or `loss_scale` is no `LossScale`.
         """
+        if self.clip_norm is not None:
+            need = "a number above 0, or None to clip nothing"
+            _check_number("task: clip_norm", self.clip_norm, lambda norm: norm > 0, need)
+        if self.loss_scale is not None and not isinstance(self.loss_scale, LossScale):
+            raise InputError(
+                f"task: loss_scale: got {shown(self.loss_scale)}, need a LossScale:"
+                " LossScale(initial=..)"
+            )
         for name, value in (("model", self.model), ("loss", self.loss)):
             if inspect.isclass(value):
                 kind = value.__name__

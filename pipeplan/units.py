@@ -30,6 +30,7 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")
 _BITS = re.compile(r"[A-Z]i?b\s*$")
 """How links are sold: Gb/s."""
 _SHARE = re.compile(rf"\s*({_NUMBER})\s*(%?)\s*")
+_RATIO = re.compile(rf"\s*({_NUMBER})(?:/({_NUMBER}))?\s*")
 
 
 def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fraction:
@@ -142,10 +143,9 @@ def parse_factor(text: str, what: str = "factor") -> Fraction:
     Raises:
         InputError: if it is none.
     """
-    try:
-        factor = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        factor = Fraction(0)
+    match = _RATIO.fullmatch(text)
+    above, below = (Fraction(each) for each in match.groups("1")) if match else (0, 1)
+    factor = Fraction(above, below) if below else Fraction(0)
     if not 0 < factor <= 10**9:
         raise InputError(f"{what}: got {shown(text)}, need a number above 0, at most 1e9")
     return factor

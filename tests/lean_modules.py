@@ -53,10 +53,10 @@ def row(*more: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(*blocks(*more))
 
 
-def exported() -> nn.Module:
+def exported(*more: Callable[[], nn.Module]) -> nn.Module:
     """Layers that are made from the module."""
     torch.manual_seed(0)
-    return Residual(blocks())
+    return Residual(blocks(*more))
 
 
 def by_layers(module: nn.Module, sample: Any, budget: str | int, **options: Any) -> Any:

@@ -198,9 +198,9 @@ def _after_restart(options: LaunchOptions, place: TorchrunEnv) -> LaunchOptions:
     """A rank that torchrun restarted goes on from what an attempt before it saved, if any."""
     if not place.attempt or options.out is None:
         return options
-    from pipeplan.runtime.checkpoint.storage import is_complete
+    from pipeplan.runtime.checkpoint import storage
 
-    saved = any(map(is_complete, options.out.glob("checkpoint/step-*")))
+    saved = any(map(storage.is_complete, storage.folders(options.out)))
     return replace(options, resume=options.out) if saved else options
 
 

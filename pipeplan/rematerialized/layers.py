@@ -44,13 +44,8 @@ def rematerialize_layers(request: RematerializationRequest[Module]) -> Module:
     module, taken, place, repeats = request.module, request.sample, request.place, request.repeats
     touched = request.touched
     request.say("layers: measuring")
+    cut = _checked_cut(request)
     with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
-        there = [(each, each.tensor) for each in buffers_of(touched)]
-        cut = _cut(module, taken, request.max_layers)
-        source = ModelArguments.of(taken.source.detach())
-        check_output(cut, module, source, lambda: check_replaced(there))
-        check_replaced(there)
-        _check_fed(cut, taken.source)
         parts = Parts.of(module, cut.layers)
         conditions = Conditions.of(parts, taken.source)
         with gradients([*cut.layers, *touched[1:]]):
@@ -98,6 +93,19 @@ class _KeptBuffers:
     def at_most(self) -> int:
         """Where all layers do."""
         return self.bytes(frozenset(range(len(self.sizes))))
+
+
+def _checked_cut(request: RematerializationRequest[Module]) -> SplitModel:
+    """The module's layers; from now on it is known which frozen parameters they move."""
+    module, taken, place, touched = request.module, request.sample, request.place, request.touched
+    with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
+        there = [(each, each.tensor) for each in buffers_of(touched)]
+        cut = _cut(module, taken, request.max_layers)
+        source = ModelArguments.of(taken.source.detach())
+        check_output(cut, module, source, lambda: check_replaced(there))
+        check_replaced(there)
+    _check_fed(cut, taken.source)
+    return cut
 
 
 def _check_fed(cut: SplitModel, source: Tensor) -> None:

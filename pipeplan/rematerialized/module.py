@@ -121,8 +121,7 @@ class _Link:
 
     def _versions(self, now: Pass) -> dict[str, list[tuple[int, int]]]:
         """What layers read when they run again."""
-        parameters = self._parts.parameters
-        weights = [(id(each), each._version) for each in parameters]  # noqa: SLF001
+        weights = [(id(each), each._version) for each in self._parts.fixed]  # noqa: SLF001
         return {"weights": weights, **now.versions()}
 
     def backward(self) -> list[Tensor | None]:

@@ -9,34 +9,45 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pipeplan.capture.user_model.module_attributes import is_moved
 from pipeplan.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Where a buffer is found: moving a module and loading values put other tensors there."""
+    """Where a buffer is found: moving a module and loading values put other tensors there.
 
-    owner: dict[str, Tensor | None]
-    """A module's register of buffers."""
+    A frozen parameter that forwards move is a buffer in all but its register.
+    """
+
+    owner: dict[str, Any]
+    """A module's register of buffers, or of parameters."""
     name: str
 
     @property
     def tensor(self) -> Tensor:
         """What is there now."""
         found = self.owner[self.name]
-        assert found is not None
+        assert isinstance(found, Tensor)
         return found
 
 
 def buffers_of(modules: Iterable[nn.Module]) -> Iterator[Buffer]:
-    """Those of `modules` and all that is inside of them, each tensor once."""
+    """Those of `modules` and all that is inside of them, each tensor once.
+
+    Frozen parameters that forwards move are among them, once a module was captured.
+    """
     seen: set[int] = set()
     for part in (part for module in modules for part in module.modules()):
-        owner = part._buffers  # noqa: SLF001
-        for name, tensor in owner.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield Buffer(owner, name)
+        for owner in (part._buffers, part._parameters):  # noqa: SLF001
+            for name, tensor in owner.items():
+                if tensor is not None and id(tensor) not in seen and _is_buffer(tensor):
+                    seen.add(id(tensor))
+                    yield Buffer(owner, name)
+
+
+def _is_buffer(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.Parameter) or is_moved(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class Parts:
 
     submodules: tuple[nn.Module, ...]
     parameters: tuple[nn.Parameter, ...]
+    fixed: tuple[nn.Parameter, ...]
+    """The parameters that forwards let be."""
     registers: tuple[Register, ...]
     """Of what layers refer to by themselves, so that they would not see a replacement."""
 
@@ -93,7 +106,9 @@ class Parts:
             if any(id(buffer) in held for buffer in buffers.values()):
                 registers.append(Register(path, buffers, dict(buffers)))
         inside = tuple(part for part in module.modules() if part is not module)
-        return cls(inside, tuple(module.parameters()), tuple(registers))
+        parameters = tuple(module.parameters())
+        fixed = tuple(each for each in parameters if not is_moved(each))
+        return cls(inside, parameters, fixed, tuple(registers))
 
     def check(self) -> None:
         """Raises InputError where something else has taken the place of what was planned for."""

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeplan.errors import InputError
+from pipeplan.gradients import has_hooks
 from pipeplan.pinned import PinnedPool
 from pipeplan.remat import DeviceOp, DeviceOpKind
 from pipeplan.rematerialized.parts import Buffer
@@ -59,6 +61,12 @@ class Pass:
     """One forward and its backward; use once."""
 
     def __init__(self, prepared: Prepared, source: Tensor, watch: Watch = nullcontext) -> None:
+        """Nothing has run yet.
+
+        Raises:
+            InputError: if a parameter that layers share has hooks.
+        """
+        _check_hooks(prepared)
         self._prepared = prepared
         self._watch = watch
         self.source = source.detach()
@@ -94,7 +102,11 @@ class Pass:
 
         Args:
             gradients: of the output; emptied, so that the caller keeps nothing alive.
+
+        Raises:
+            InputError: if a parameter that layers share has got hooks since.
         """
+        _check_hooks(self._prepared)
         self._gradients = [each for each in gradients if each is not None]
         gradients.clear()
         with _summed_apart(self._prepared.shared):
@@ -181,6 +193,27 @@ def _units(prepared: Prepared, source: Tensor) -> Units | None:
     states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
     fixed = [*states, *prepared.tables, source]
     return Units(prepared.device, prepared.script.moved, fixed, prepared.pinned)
+
+
+def _check_hooks(prepared: Prepared) -> None:
+    """Refuses hooks that would see the gradient of each layer instead of the sum."""
+    hooked = next((each for each in prepared.shared if has_hooks(each)), None)
+    if hooked is not None:
+        raise InputError(
+            f"rematerialized module: parameter {_name(prepared.split, hooked)!r}: got hooks on its"
+            " gradient, need none: several layers share it, and each has a backward of its own"
+            " that would run them. Change .grad behind the backward, or share nothing."
+        )
+
+
+def _name(split: SplitModel, parameter: nn.Parameter) -> str:
+    """Of a parameter of a layer, in the user's module."""
+    return next(
+        names[local]
+        for layer, names in zip(split.layers, split.fqns, strict=True)
+        for local, each in layer.named_parameters()
+        if each is parameter
+    )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pipeplan.rematerialized.parts import Buffer, buffers_of
 
 @contextmanager
 def as_it_was(modules: Sequence[nn.Module], place: ModelDevice) -> Iterator[None]:
-    """Gives the buffers of `modules` and the generators back as they were."""
+    """Gives buffers and moved parameters of `modules`, and the generators, back as they were."""
     kept = [(each, each.tensor, _host(each.tensor)) for each in buffers_of(modules)]
     try:
         with torch.random.fork_rng(devices=place.random_devices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -225,18 +226,42 @@ def test_a_lost_optimizer_field_is_named(ending: str) -> None:
         )
 
 
-def test_another_optimizers_state_is_refused() -> None:
+@pytest.mark.parametrize("scale", [None, LossScale(initial=16.0)])
+def test_another_optimizers_state_is_refused(scale: LossScale | None) -> None:
     """Momentum is not what AdamW goes on from; SGD that keeps nothing goes on from anything."""
-    with pipeline(optimizing(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))) as made:
+
+    def of(make: Callable[..., torch.optim.Optimizer]) -> Pipeline:
+        plan = launch_task.plan(1, "flush")
+        task = replace(optimizing(make), loss_scale=scale)
+        return Pipeline(task, launch_task.waiting(plan) if scale else plan)
+
+    with of(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)) as made:
         made.run(1)
         state = copy.deepcopy(made.state_dict())
     with (
-        pipeline(optimizing(torch.optim.AdamW)) as made,
+        of(torch.optim.AdamW) as made,
         pytest.raises(InputError, match="which AdamW keeps: it was made with another optimizer"),
     ):
         made.load_state_dict(state)
     with pipeline(optimizing(torch.optim.SGD)) as made:
         made.load_state_dict(lacking(state, ".momentum_buffer"))
+        made.run(1)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adafactor])
+@pytest.mark.parametrize(("other", "got"), [(torch.ones(2), r"shape \[2\]"), (2.0, "no tensor")])
+def test_fields_of_another_shape_are_refused(
+    make: Callable[..., torch.optim.Optimizer], other: object, got: str
+) -> None:
+    """Those with the shape of the parameter: Adafactor's rows and columns have others."""
+    with pipeline(optimizing(make)) as made:
+        made.run(1)
+        state = copy.deepcopy(made.state_dict())
+        shaped = ("bias.exp_avg", "bias.variance")
+        field = next(key for key in state if key.endswith(shaped))
+        with pytest.raises(InputError, match=f"{re.escape(field)}: got {got}, need shape"):
+            made.load_state_dict({**state, field: other})
+        made.load_state_dict(state)
         made.run(1)
 
 

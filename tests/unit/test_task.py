@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InputError
-from pipeplan.task import Task, load
+from pipeplan.task import LossScale, Task, load
 from tests.capture_tasks import mlp
 
 SOURCE = """
@@ -126,6 +128,41 @@ def test_refuses(reference: str, message: str, folder: Path) -> None:
     """A reference that gives no task is an InputError that says why."""
     with pytest.raises(InputError, match=message):
         load(reference)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: replace(mlp(), clip_norm=-1.0),
+            r"task: clip_norm: got -1\.0, need a number above",
+        ),
+        (lambda: replace(mlp(), clip_norm=0), "clip_norm: got 0, need .* None to clip nothing"),
+        (lambda: replace(mlp(), clip_norm=float("nan")), "clip_norm: got nan, need"),
+        (lambda: replace(mlp(), clip_norm="1.0"), r"clip_norm: got '1\.0', need"),
+        (lambda: replace(mlp(), clip_norm=True), "clip_norm: got True, need"),
+        (lambda: replace(mlp(), loss_scale=1024.0), r"loss_scale: got 1024\.0, need a LossScale"),
+        (lambda: LossScale(initial=0.0), r"task: loss_scale: initial: got 0\.0, need a finite"),
+        (
+            lambda: LossScale(initial=float("inf")),
+            "initial: got inf, need a finite number above 0",
+        ),
+        (lambda: LossScale(growth=0.5), r"growth: got 0\.5, need a finite number, at least 1"),
+        (lambda: LossScale(backoff=2.0), r"backoff: got 2\.0, need a number above 0, at most 1"),
+        (lambda: LossScale(interval=0), "interval: got 0, need an integer above 0"),
+        (lambda: LossScale(interval=1.5), r"interval: got 1\.5, need an integer"),
+    ],
+)
+def test_refuses_numbers_that_train_otherwise(make: Callable[[], object], message: str) -> None:
+    """A negative norm would train uphill; others would fail within a step."""
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_takes_norms_and_scales_of_any_kind_of_number() -> None:
+    """No gradient is longer than inf, of which norms are told all the same."""
+    task = replace(mlp(), clip_norm=float("inf"), loss_scale=LossScale(growth=1, backoff=1))
+    assert replace(task, clip_norm=np.float32(2)).clip_norm == 2
 
 
 DOWNLOADING = """

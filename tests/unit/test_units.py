@@ -16,6 +16,7 @@ from pipeplan.units import (
     format_ns,
     parse_bandwidth,
     parse_bytes,
+    parse_factor,
     parse_fraction,
     parse_time_ns,
 )
@@ -86,12 +87,22 @@ def test_fraction(text: str, value: float) -> None:
     assert parse_fraction(text) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("20", 20), ("1/3", Fraction(1, 3)), (" 2.5 ", Fraction(5, 2)), ("1e9", 10**9)],
+)
+def test_factor(text: str, value: Fraction) -> None:
+    """Factors are exact, whole numbers or ratios."""
+    assert parse_factor(text) == value
+
+
 BAD_NUMBERS = ["", " ", "-1", "+1", "nan", "1e400", "9" * 5000, "1..5", "0x10", "٣", "1_0", "1,5"]
 PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
     "bytes": (parse_bytes, "GiB"),
     "bandwidth": (parse_bandwidth, "GB/s"),
     "time": (parse_time_ns, "us"),
     "fraction": (parse_fraction, "%"),
+    "factor": (parse_factor, ""),
 }
 
 
@@ -127,6 +138,9 @@ def test_no_number(kind: str, number: str) -> None:
         (parse_fraction, "1/3", "1%"),
         (parse_fraction, "1%%", "1%"),
         (parse_fraction, "1e999999999", "1%"),
+        (parse_factor, "1e1000000000", "at most 1e9"),
+        (parse_factor, "1/0", "above 0"),
+        (parse_factor, "1/3%", "above 0"),
     ],
 )
 def test_wrong_unit(parse: Callable[[str], object], text: str, part: str) -> None:

@@ -162,6 +162,11 @@ class _FrozenParameter:
             overwrite(self.parameter, self.copy)
 
 
+def is_moved(parameter: Tensor) -> bool:
+    """Whether `parameter` is frozen, and a forward was seen to write into it (`restored`)."""
+    return parameter in _MOVED and _is_frozen(parameter)
+
+
 def _is_frozen(parameter: Tensor) -> bool:
     return not (parameter.requires_grad or is_lazy(parameter))
 

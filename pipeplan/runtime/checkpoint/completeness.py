@@ -51,28 +51,60 @@ def check_weights(
             )
 
 
-def check_optimizer(stage: StageRunner, known: Iterable[str], where: str, *, skips: bool) -> None:
+def check_optimizer(
+    stage: StageRunner,
+    known: Iterable[str],
+    tensors: Mapping[str, Kind],
+    where: str,
+    *,
+    skips: bool,
+) -> None:
     """Refuse a state that lacks what the optimizers would silently begin anew, or miss.
 
     A parameter that no gradient has reached yet has no field at all, while others have such
     fields. Where loss scaling `skips` steps, that may be so of all of them.
 
+    Args:
+        stage: its optimizers go on from the state.
+        known: keys of the state.
+        tensors: those that are tensors.
+        where: the state is.
+        skips: whether steps may have left everything as it was.
+
     Raises:
-        InputError: if so.
+        InputError: if so, or if a field has not the shape of its parameter.
     """
-    stored = set(known)
-    names = {key.rpartition(".")[2] for key in stored if key.startswith("optimizer.")}
+    stored = {key for key in known if key.startswith("optimizer.")}
+    begun = {key.rpartition(".")[0] for key in stored}
+    names = {key.rpartition(".")[2] for key in stored}
     for unit in stage.units:
         for parameter, optimizer, fields in kept_fields(unit.optimizers):
             prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
+            if prefix not in begun and (skips or fields.keys() <= names):
+                continue
             missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
-            none_yet = len(missing) == len(fields) and (skips or fields <= names)
-            if missing and not none_yet:
+            if missing:
                 raise InputError(
                     f"{where}: has no '{prefix}.{missing[0]}', which"
                     f" {type(optimizer).__name__} keeps: it was made with another optimizer,"
                     " or not all of its parts were merged"
                 )
+            shaped = (f"{prefix}.{name}" for name, alike in fields.items() if alike)
+            _check_shapes(shaped, parameter, tensors, where)
+
+
+def _check_shapes(
+    keys: Iterable[str], parameter: Tensor, tensors: Mapping[str, Kind], where: str
+) -> None:
+    need = tuple(parameter.shape)
+    for key in keys:
+        shape = tensors[key][0] if key in tensors else None
+        if shape != need:
+            got = "no tensor" if shape is None else f"shape {list(shape)}"
+            raise InputError(
+                f"{where}: {key}: got {got}, need shape {list(need)}, that of the parameter: it"
+                " was made by another task"
+            )
 
 
 def check_taken(keys: Iterable[str], split: SplitModel, where: str) -> None:

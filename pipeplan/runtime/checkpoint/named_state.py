@@ -54,8 +54,13 @@ def load(path: Path, step: int, worker: Worker) -> None:
         _restore_scaler(worker, step, meta.scales, meta.good_steps, str(path))
     for stage in worker.stages.values():
         if step:
-            known = reading.metadata.state_dict_metadata.keys()
-            completeness.check_optimizer(stage, known, str(path), skips=worker.scaler is not None)
+            completeness.check_optimizer(
+                stage,
+                reading.metadata.state_dict_metadata,
+                _stored_kinds(reading),
+                str(path),
+                skips=worker.scaler is not None,
+            )
         _load_stage(reading, step, stage)
 
 
@@ -80,7 +85,7 @@ def put(
         completeness.check_weights(stage, _weights(stage), known, "state_dict")
         if step:
             completeness.check_optimizer(
-                stage, state.keys(), "state_dict", skips=worker.scaler is not None
+                stage, state, known, "state_dict", skips=worker.scaler is not None
             )
     _restore_scaler(worker, step, scales, good_steps, "state_dict")
     for stage in worker.stages.values():
@@ -115,22 +120,25 @@ def _begin(stage: StageRunner, step: int) -> dict[str, Tensor]:
 
 def _load_stage(reading: CheckpointReader, step: int, stage: StageRunner) -> None:
     """Stage by stage: two of them may hold copies of one parameter under one name."""
-    known = reading.metadata.state_dict_metadata
-    kinds = {
-        key: (tuple(stored.size), stored.properties.dtype)
-        for key, stored in known.items()
-        if isinstance(stored, TensorStorageMetadata)
-    }
     state: dict[str, Any] = _begin(stage, step)
-    completeness.check_weights(stage, state, kinds, str(reading.path))
+    completeness.check_weights(stage, state, _stored_kinds(reading), str(reading.path))
     for unit in stage.units:
-        keys = _optimizer_keys(known, stage, unit)
+        keys = _optimizer_keys(reading.metadata.state_dict_metadata, stage, unit)
         optimizer = {key: reading.blank(key) for key in keys}
         state |= optimizer
         reading.fill(state)
         unit.take_newest()
         kept = nesting.nested({key: state[key] for key in keys}, str(reading.path))
         _restore_optimizer(stage, unit, kept)
+
+
+def _stored_kinds(reading: CheckpointReader) -> dict[str, completeness.Kind]:
+    """Those of the tensors in a checkpoint, by key."""
+    return {
+        key: (tuple(stored.size), stored.properties.dtype)
+        for key, stored in reading.metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
 
 
 def export_weights(

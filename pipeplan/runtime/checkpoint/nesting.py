@@ -8,11 +8,13 @@ own key, and as its leaves, under `KEY/0`, `KEY/1` and so on.
 from __future__ import annotations
 
 import copy
+import io
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -23,15 +25,15 @@ _TAG = "pipeplan-nested/1 "
 _ROWS: dict[str, Callable[[list[Any]], Any]] = {"list": list, "tuple": tuple}
 _TABLES: dict[str, Callable[[list[Any]], Any]] = {"dict": dict, "ordered": OrderedDict}
 _NAMES: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict", OrderedDict: "ordered"}
-_KEYS = (str, int, float, bool, type(None))
-"""Types of keys that JSON gives back in a pair."""
+_PLAIN = (str, int, float, bool, type(None))
+"""Types that JSON gives back as they are, and torch, too."""
 
 
 def flat(state: Mapping[str, Any]) -> dict[str, Any]:
     """`state` with the forms and leaves of what is nested in it.
 
     Raises:
-        InputError: if something is nested in a way that could not be read again.
+        InputError: if something is nested in a way, or is a leaf, that could not be read again.
     """
     found: dict[str, Any] = {}
     for key, value in state.items():
@@ -94,14 +96,30 @@ def _form(key: str, value: Any, leaves: list[Any]) -> Any:
     if kind in _ROWS:
         return {kind: [_form(key, each, leaves) for each in value]}
     if kind in _TABLES:
-        odd = next((each for each in value if type(each) not in _KEYS), None)
+        odd = next((each for each in value if type(each) not in _PLAIN), None)
         if odd is None:
             return {kind: [[name, _form(key, each, leaves)] for name, each in value.items()]}
         _refuse(key, f"a {type(value).__name__} with a key that is a {type(odd).__name__}")
     if isinstance(value, list | Mapping):  # torch would take it apart
         _refuse(key, f"a {type(value).__name__}")
+    if not _is_read_again(value):
+        _refuse(key, f"a {type(value).__module__}.{type(value).__qualname__}")
     leaves.append(value)
     return len(leaves) - 1
+
+
+def _is_read_again(leaf: Any) -> bool:
+    """Whether torch reads what it writes of `leaf` without running anything that a file names."""
+    if isinstance(leaf, Tensor) or type(leaf) in _PLAIN:
+        return True
+    written = io.BytesIO()
+    try:
+        torch.save(leaf, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception:  # a user's class may raise whatever it likes
+        return False
+    return True
 
 
 def _refuse(key: str, got: str) -> None:

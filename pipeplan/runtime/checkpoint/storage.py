@@ -9,6 +9,7 @@ names, and gives no bytes that are not those written.
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from pipeplan.runtime.checkpoint import digests, metadata
 
 _META = "pipeplan.json"
 _LAST = ".metadata"
+_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 
 
 class CheckpointMeta(Document):
@@ -67,14 +69,22 @@ def step_folder(out: Path, step: int) -> Path:
 
 
 def folders(out: Path) -> list[Path]:
-    """All checkpoints in the output directory `out`, complete or not, oldest first."""
-    return sorted((out / "checkpoint").glob("step-*"))
+    """All checkpoints in the output directory `out`, complete or not, oldest first.
+
+    Folders that no run names so, such as a user's copy of one, are none.
+    """
+    named = (path for path in (out / "checkpoint").glob("step-*") if _NAME.fullmatch(path.name))
+    return sorted(named, key=_step)
+
+
+def _step(path: Path) -> int:
+    """The steps done that the name of a checkpoint's folder says."""
+    return int(path.name.removeprefix("step-"))
 
 
 def behind(out: Path, step: int) -> list[Path]:
     """The complete checkpoints of later steps than `step` in `out`, oldest first."""
-    last = step_folder(out, step)
-    return [path for path in folders(out) if path > last and is_complete(path)]
+    return [path for path in folders(out) if _step(path) > step and is_complete(path)]
 
 
 def latest(out: Path) -> Path:
@@ -88,7 +98,7 @@ def latest(out: Path) -> Path:
             return path
     damaged = [why for path in reversed(folders(out)) if (why := damage(path))]
     raise InputError(
-        f"resume: {out} holds no complete checkpoint, need {out}/checkpoint/step-*/{_LAST}."
+        f"resume: {out} holds no complete checkpoint, need {out}/checkpoint/step-NNNNNNNN/{_LAST}."
         + (f" {damaged[0]}." if damaged else "")
         + " Give the --out directory of an earlier run."
     )
@@ -137,7 +147,8 @@ def prune(out: Path, keep: int, spared: Path | None = None) -> None:
 
 def passed_over(out: Path, chosen: Path) -> list[str]:
     """What to say of taking the checkpoint `chosen`: damaged newer ones, no digests."""
-    newer = [why for path in folders(out) if path > chosen and (why := damage(path))]
+    later = (path for path in folders(out) if _step(path) > _step(chosen))
+    newer = [why for path in later if (why := damage(path))]
     remarks = [f"damaged, and passed over: {why}" for why in newer]
     if not digests.present(chosen):
         remarks.append(

@@ -189,16 +189,20 @@ def _mark(value: object) -> object:
 
 def kept_fields(
     optimizers: LayerOptimizers,
-) -> Iterator[tuple[nn.Parameter, Optimizer, frozenset[str]]]:
+) -> Iterator[tuple[nn.Parameter, Optimizer, Mapping[str, bool]]]:
     """What a step leaves in the state of each parameter, as torch's own optimizers do it.
 
-    A twin steps on a single zero: which fields there are depends on the group and on the number
-    of dimensions (Adafactor). Nothing is known of other optimizers, which may look at more.
+    A twin steps on a few zeros: which fields there are depends on the group and on the number of
+    dimensions (Adafactor). Nothing is known of other optimizers, which may look at more.
+
+    Returns:
+        Each parameter with its optimizer and the names of its fields; True for those that have
+        the parameter's shape.
     """
-    known: dict[tuple[object, ...], frozenset[str]] = {}
+    known: dict[tuple[object, ...], dict[str, bool]] = {}
     for optimizer in optimizers.each:
         make: Callable[..., Optimizer] = type(optimizer)
-        if not make.__module__.startswith("torch.optim."):
+        if make is not getattr(torch.optim, make.__name__, None):
             continue
         for group in optimizer.param_groups:
             options = tuple(
@@ -207,9 +211,20 @@ def kept_fields(
             for parameter in group["params"]:
                 kind = (make, options, parameter.dim(), parameter.dtype, parameter.device)
                 if kind not in known:
-                    zero = nn.Parameter(parameter.new_zeros((1,) * parameter.dim()))
-                    zero.grad = torch.zeros_like(zero)
-                    twin = make([{**group, "params": [zero]}])
-                    twin.step()
-                    known[kind] = frozenset(twin.state[zero])
+                    known[kind] = _twins_fields(make, group, parameter)
                 yield parameter, optimizer, known[kind]
+
+
+def _twins_fields(
+    make: Callable[..., Optimizer], group: Mapping[str, Any], parameter: nn.Parameter
+) -> dict[str, bool]:
+    """Those of a parameter with other sizes, no two of them the same and none of them 1."""
+    sizes = tuple(range(2, parameter.dim() + 2))
+    zeros = nn.Parameter(parameter.new_zeros(sizes))
+    zeros.grad = torch.zeros_like(zeros)
+    twin = make([{**group, "params": [zeros]}])
+    twin.step()
+    return {
+        name: isinstance(value, Tensor) and value.dim() > 0 and value.shape == zeros.shape
+        for name, value in twin.state[zeros].items()
+    }

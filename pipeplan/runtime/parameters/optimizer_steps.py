@@ -11,10 +11,11 @@ the order of the plan, before any stage begins the step that reads version t+1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InternalError, RankError
@@ -222,8 +223,7 @@ class OptimizerSteps(StepPolicy):
         weights.finish(step, scaler.of(step) if scaler and known else 1.0)
         if self._replicas:
             gradients = weights.gradients(step)
-            flags = [float(there) for there in weights.reached(step)]
-            self._shares[stage, step] = shares = gradients[0].new_tensor(flags) if flags else None
+            self._shares[stage, step] = shares = _shares(gradients, weights.reached(step))
             self._replicas.begin(gradients if shares is None else [*gradients, shares])
 
     def _conclude(self, last: int) -> None:
@@ -289,3 +289,10 @@ class OptimizerSteps(StepPolicy):
             raise RankError(
                 f"rank {self._rank}: the update of stage {stage} lost a peer: {cause}"
             ) from error
+
+
+def _shares(gradients: Sequence[Tensor], reached: Sequence[bool]) -> Tensor | None:
+    """Numbers whose mean over replicas tells which of `gradients` any was `reached` by."""
+    if not gradients:
+        return None
+    return torch.tensor(reached, dtype=torch.float32, device=gradients[0].device)

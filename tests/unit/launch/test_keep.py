@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -122,6 +123,21 @@ def test_torn_and_damaged_ones_are_not_touched(out: Path) -> None:
     assert damaged.exists()
     storage.prune(out, 1)
     assert steps(out) == [3]
+
+
+def test_copies_by_another_name_are_none(out: Path) -> None:
+    """A user's `step-best` is neither counted nor gone on from; steps are sorted by number."""
+    assert run(out, 2, "--out", str(out)) == 0
+    best, far = out / "checkpoint" / "step-best", storage.step_folder(out, 100_000_000)
+    shutil.copytree(storage.step_folder(out, 1), best)
+    storage.prune(out, 1)
+    assert steps(out) == [2]
+    assert storage.latest(out) == storage.step_folder(out, 2)
+    assert storage.is_complete(best)
+    shutil.copytree(best, far)
+    shutil.copytree(best, storage.step_folder(out, 99_999_999))
+    assert storage.latest(out) == far
+    assert storage.behind(out, 99_999_999) == [far]
 
 
 def test_what_cannot_be_removed_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

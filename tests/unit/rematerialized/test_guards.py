@@ -206,6 +206,40 @@ def test_a_buffer_that_another_layer_changes_is_kept() -> None:
     assert all(map(torch.equal, left_by(lean(build())), left_by(build())))
 
 
+class Following(nn.Module):
+    """A frozen mean that follows what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Without the mean."""
+        with torch.no_grad():
+            self.mean.mul_(0.75).add_(0.25 * value.mean(0))
+        return value - self.mean
+
+
+@pytest.mark.parametrize("budget", ["1GiB", None])
+@pytest.mark.parametrize("build", [row, exported])
+def test_frozen_parameters_that_forwards_move(
+    build: Callable[..., nn.Module], budget: str | None
+) -> None:
+    """Planning leaves them, layers that run again move them once, also of two forwards at once."""
+    module, plain = build(Following), build(Following)
+    planned = lean(module) if budget is None else by_layers(module, SAMPLE, budget, loss=LOSS)
+    assert all(map(torch.equal, module.state_dict().values(), plain.state_dict().values()))
+    for each in (planned, plain):
+        losses = [LOSS(each(source() + number), SAMPLE[1]) for number in range(2)]
+        for loss in losses:
+            loss.backward()
+    for got, expected in zip(module.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(got, expected)
+        if expected.grad is not None:
+            assert got.grad is not None
+            assert torch.equal(got.grad, expected.grad)
+
+
 def test_a_dropped_module_is_gone_at_once() -> None:
     """No cycle keeps its weights until the collector runs."""
     module = lean(row())

@@ -247,6 +247,27 @@ def test_shared_parameters_and_interleaved_micro_batches() -> None:
         assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_a_shared_parameter_are_refused(register: str) -> None:
+    """They would see the gradient of one layer after the other; on others they run as ever."""
+    task = tiny("tied")
+    model, (source, target) = task.model, task.microbatch(0)
+    assert isinstance(model, nn.Module)
+    lean = by_layers(model, (source, target), "1GiB", loss=task.loss, repeats=1)
+    seen: list[Tensor] = []
+    waiting = task.loss(lean(source), target)
+    getattr(model.get_parameter("positions.weight"), register)(seen.append)
+    hook = getattr(model.get_parameter("head.weight"), register)(seen.append)
+    with pytest.raises(InputError, match=r"parameter 'tokens\.weight': got hooks on its gradient"):
+        waiting.backward()
+    with pytest.raises(InputError, match="several layers share it"):
+        lean(source)
+    assert not seen
+    hook.remove()
+    task.loss(lean(source), target).backward()
+    assert len(seen) == 1
+
+
 def test_a_budget_below_the_least_names_layer_and_least() -> None:
     """The refusal tells the smallest budget, which then holds, as Python is given it."""
     task = tiny("mixer")

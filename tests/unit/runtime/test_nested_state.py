@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -118,6 +119,7 @@ def test_copies_are_of_the_moment() -> None:
         OrderedDict([("b", torch.ones(1)), ("a", [1])]),
         "pipeplan-nested/1 is what forms begin with",
         torch.Size([2, 3]),
+        bytearray(b"0"),
         None,
     ],
 )
@@ -138,6 +140,10 @@ def test_forms_are_read_again(tmp_path: Path, value: Any) -> None:
     [
         (defaultdict(list), "optimizer.w.x: got a defaultdict, need tensors"),
         ([{(1, 2): 3}], "got a dict with a key that is a tuple, need"),
+        ([deque([1.0])], r"optimizer\.w\.x: got a collections\.deque, need tensors and numbers"),
+        (np.float64(1.0), r"got a numpy\.float64, need"),
+        ({"a": np.ones(2)}, r"got a numpy\.ndarray, need"),
+        (lambda: 1, r"got a builtins\.function, need"),
     ],
 )
 def test_what_could_not_be_read_again_is_not_written(value: Any, message: str) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.parameters.gradient_buckets import BUCKET_BYTES, buckets
-from pipeplan.runtime.parameters.replicas import Replicas
+from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.transport.base import Pending, Transport
+from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
+from tests.unit.runtime.test_updates import Waves
 
 KINDS = (torch.float32, torch.float32, torch.bfloat16, torch.float64)
 
@@ -185,3 +187,31 @@ def test_averages_overlap_with_the_drain(
         else:
             words = [word for word in told[rank] if not word.startswith("B")]
             assert words == [f"OPT{early}", "begin", "settle", f"OPT{late}", "begin", "settle"] * 2
+
+
+def test_complex_parameters() -> None:
+    """A stage whose first parameter is complex tells which gradients have come, as others do."""
+
+    def work(transport: Transport) -> list[list[Tensor]]:
+        torch.manual_seed(5)
+        split, task = pipelines.split_by_hand([Waves(), nn.Linear(6, 6)], "sgd")
+        plan = pipelines.plan_of([], [0], "flush", microbatches=2, layers=2)
+        number = Shard(2, transport.rank, 2).number
+        worker = build(
+            plan,
+            pipelines.pattern_of(plan, 3),
+            split,
+            task,
+            TaskFeed(task, split, Uses.of(plan, split, 0), number),
+            LocalTransport(),
+            pipelines.Listener(),
+            seed=0,
+            replicas=Replicas(Side(transport)),  # type: ignore[arg-type]
+        )
+        before = [each.detach().clone() for each in split.layers[0].parameters()]
+        worker.executor.run(0, 1)
+        return [before, list(pipelines.weights_of(worker).values())]
+
+    (before, first), (_, second) = run_ranks(2, work)
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], before[0])
