@@ -62,7 +62,9 @@ LARGEST: Final = 1 << 58
 
 def node_budget(seconds: float, turn: int) -> int:
     """The places without transfers that `decide` may try in so many seconds, in a turn of all."""
-    return max(1, min(NODES, FIRST_NODES * DEEPER**turn, int(seconds / NODE_S / (1 + SENDING))))
+    return max(
+        1, min(NODES, FIRST_NODES * int(DEEPER**turn), int(seconds / NODE_S / (1 + SENDING)))
+    )
 
 
 def decide(
