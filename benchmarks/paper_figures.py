@@ -117,7 +117,7 @@ def measured(case: Case, row: dict[str, Part], job: Job, limits: Limits) -> Part
         found = planned(chain, cluster, search(limits.ours, memory_model="paper"))
         return {"ours": figures(found), "ours_s": limits.ours}
     if what == "exact":
-        return exact(chain, cluster, limits.ours)
+        return exact(chain, cluster, limits.ours / 3)
     if what == "alone":
         return {"ilp": figures(planned(chain, cluster, literal(limits.ilp))), "ilp_s": limits.ilp}
     return paper(chain, cluster, limits)
@@ -219,7 +219,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for flag, most, of in (
-        ("--limit", 10, "each plan of ours"),
+        ("--limit", 30, "each plan of ours, a third of it under exact memory"),
         ("--ilp-limit", 30, "each ILP"),
         ("--search-limit", 30, "each search of PipeDream"),
     ):
