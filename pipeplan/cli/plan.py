@@ -64,7 +64,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "--microbatches",
         type=common.count(),
         metavar="M",
-        help="per optimizer step; the loss depends on it (2bw: 2 per GPU, flush: 4, at least 8)",
+        help="per step (2 a GPU, under flush 4; at least 8)",
     )
     group.add_argument(
         "--batch",
