@@ -17,7 +17,7 @@ FINDERS = (
 FEW = ("joint", "enumeration")
 """Of chains of few layers: allocation and schedule as one model, and each allocation."""
 PROVERS = ("packing bound", "counting bound")
-JOINT = ("recompute balancing", "trim")
+JOINT = ("recompute balancing", "recompute annealing", "trim")
 FEW_JOINT = ("recompute enumeration",)
 """Every set of recomputed layers, of fewer layers still."""
 CUT: dict[Mode, tuple[str, ...]] = {

@@ -18,6 +18,7 @@ from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.portfolio import Arm, Portfolio
 from pipeplan.ilp.recompute import one_gpu
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.average_bytes import average_bytes_bound
@@ -206,14 +207,18 @@ def _started(joint: JointIncumbent, starts: Sequence[Plan]) -> InitialSets:
 
 
 def _balance(joint: JointIncumbent, offered: StageOptions) -> None:
-    """Load balancing over cuts and segments, until it finds nothing more.
+    """Load balancing over cuts and segments and annealing in turns, until they find nothing more.
 
-    Where layers are few it ends early, for the proof.
+    Where layers are few, load balancing alone ends early, for the proof.
     """
-    whole = joint.state
-    balancing = RecomputeBalancing(joint, RecomputeAnnealing(joint, offered))
-    share = portfolio.BEFORE_EVERY_SET if _tries_every(whole) else 1.0
-    whole.give(balancing.name, balancing.run, share * whole.remaining)
+    whole, annealing = joint.state, RecomputeAnnealing(joint, offered)
+    balancing = RecomputeBalancing(joint, annealing)
+    if _tries_every(whole):
+        share = portfolio.BEFORE_EVERY_SET * whole.remaining
+        whole.give(balancing.name, balancing.run, share)
+        return
+    arms = [Arm(each.name, each.run) for each in (balancing, annealing)]
+    Portfolio(whole, arms, lambda: joint.done, lambda: joint.best.cost).run()
 
 
 def _further(joint: JointIncumbent) -> None:
