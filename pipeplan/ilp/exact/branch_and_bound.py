@@ -40,14 +40,14 @@ from pipeplan.plan import OpKind, Stage
 
 F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
 
-NODES: Final = 4000
-"""Places tried after which an allocation is left to CP-SAT, .."""
 FIRST_NODES: Final = 250
-""".. and as long as others have not been tried: a few allocations take most of the places."""
+"""Places tried as long as others have not been: a few allocations take most of the places."""
 DEEPER: Final = 4
 """Factor from one turn of all to the next."""
 QUICK_TURNS: Final = 2
-"""Turns in which fewer than `NODES` places are tried."""
+"""Turns before the one that tries most."""
+NODES: Final = FIRST_NODES * DEEPER**QUICK_TURNS
+"""Places tried after which an allocation is left to CP-SAT."""
 NODE_S: Final = 4e-5
 """Seconds that a place takes, about, .."""
 TABLE_S: Final = 5e-4
@@ -174,10 +174,8 @@ class _Search:
 
     def _fits(self, gpu: int, paths: Array) -> bool:
         """Whether what is sure fits: on average on every GPU, at each op on this one."""
-        ops, spare = self.ops, list(self.spare)
-        for layer, kept in enumerate(ops.kept):
-            spare[ops.gpu[layer]] -= kept * int(paths[layer, ops.back(layer)])
-        if min(spare) < 0 and ops.is_continuous:
+        ops = self.ops
+        if ops.is_continuous and not self._fits_on_average(paths):
             return False
         order = self.orders[gpu]
         levels = self._closed(order)
@@ -185,6 +183,13 @@ class _Search:
             if ops.gpu[layer] == gpu and kept:
                 self._open(layer, order, paths, levels)
         return max(levels) <= ops.room[gpu]
+
+    def _fits_on_average(self, paths: Array) -> bool:
+        """Whether bytes times ns of a micro-batch are at most each memory times a period."""
+        ops, spare = self.ops, list(self.spare)
+        for layer, kept in enumerate(ops.kept):
+            spare[ops.gpu[layer]] -= kept * int(paths[layer, ops.back(layer)])
+        return min(spare) >= 0
 
     def _closed(self, order: CyclicOrder) -> list[int]:
         """Bytes at each op of a GPU, of tensors whose two ops have a place, and its own."""

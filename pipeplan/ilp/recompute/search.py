@@ -214,8 +214,8 @@ def _balance(joint: JointIncumbent, offered: StageOptions) -> None:
     whole, annealing = joint.state, RecomputeAnnealing(joint, offered)
     balancing = RecomputeBalancing(joint, annealing)
     if _tries_every(whole):
-        share = portfolio.BEFORE_EVERY_SET * whole.remaining
-        whole.give(balancing.name, balancing.run, share)
+        seconds = portfolio.BEFORE_EVERY_SET * whole.remaining
+        whole.give(balancing.name, balancing.run, seconds)
         return
     arms = [Arm(each.name, each.run) for each in (balancing, annealing)]
     Portfolio(whole, arms, lambda: joint.done, lambda: joint.best.cost).run()
