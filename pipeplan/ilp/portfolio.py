@@ -63,7 +63,7 @@ LISTING: Final = 0.3
 """Listing options of segments."""
 INITIAL_SETS: Final = 0.4
 """Trying initial sets of recomputed segments."""
-BEFORE_EVERY_SET: Final = 0.3
+BEFORE_EVERY_SET: Final = 0.02
 """Load balancing with recomputation, ahead of trying every set: the shorter the best plan, the
 fewer sets are left."""
 EVERY_SET: Final = 0.5

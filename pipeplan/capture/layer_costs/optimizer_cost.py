@@ -51,9 +51,9 @@ def median_timer(repeats: int, place: ModelDevice) -> Timer:
     Caches hold nothing of the parameters when a step begins, as behind the backwards of a run.
     """
     clock = place.clock
+    others = torch.empty(COLD_BYTES, dtype=torch.int8, device=place.device)
 
     def time(work: Work) -> int:
-        others = torch.empty(COLD_BYTES, dtype=torch.int8, device=place.device)
         marks: list[tuple[Any, Any]] = []
         for _ in range(repeats):
             others.zero_()

@@ -150,11 +150,7 @@ def measure_layers(
         if noise > NOISY:
             say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
         say("measuring optimizer steps")
-        timer = optimizer_cost.median_timer(repeats, place)
-        steps = [
-            optimizer_cost.total_cost(optimizer_cost.step_cost(task, one, timer) for one in each)
-            for each in stepped_parameters(model, task)
-        ]
+        steps = _steps(model, task, repeats, place)
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)
         if bits:
@@ -182,6 +178,18 @@ def measure_layers(
             **_told(overhead, say),
         },
     )
+
+
+
+def _steps(
+    model: SplitModel, task: Task, repeats: int, place: ModelDevice
+) -> list[optimizer_cost.OptimizerCost]:
+    """What an update of each layer costs."""
+    timer = optimizer_cost.median_timer(repeats, place)
+    return [
+        optimizer_cost.total_cost(optimizer_cost.step_cost(task, one, timer) for one in each)
+        for each in stepped_parameters(model, task)
+    ]
 
 
 def _split_times(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import exp
+from math import exp, inf
 from random import Random
 from typing import ClassVar, Final
 
@@ -93,7 +93,8 @@ class SimulatedAnnealing:
         steps: int,
         end: float,
         shrink: float = TARGET_REDUCTIONS[-1],
-    ) -> None:
+        temperature: float = INITIAL_TEMPERATURE,
+    ) -> tuple[float, Allocation]:
         """Anneal from an allocation that may not fit yet, at a period below the best plan's.
 
         Args:
@@ -102,11 +103,16 @@ class SimulatedAnnealing:
             steps: From hot to cold.
             end: When to stop, by the search's clock.
             shrink: By how much the target is below a plan found on the way.
+            temperature: Excess that a step accepts with probability 1/e at first.
+
+        Returns:
+            The least excess on the way, 0 where a plan was found, and the allocation that had it.
         """
         best = self._known()
-        if best is not None:
-            self._best = best
-            self._anneal(self._kept(layout), target, steps, shrink, end)
+        if best is None:
+            return inf, layout
+        self._best = best
+        return self._anneal(self._kept(layout), target, steps, shrink, end, temperature)
 
     def _round(self, end: float) -> None:
         """One round from hot to cold around the best plan."""
@@ -115,27 +121,41 @@ class SimulatedAnnealing:
         self._anneal(at, self._target(shrink), ROUND, shrink, end)
 
     def _anneal(
-        self, at: Allocation, target: Fraction, steps: int, shrink: float, end: float
-    ) -> None:
-        """From hot to cold; a plan found makes the target shorter on the way, by `shrink`."""
+        self,
+        at: Allocation,
+        target: Fraction,
+        steps: int,
+        shrink: float,
+        end: float,
+        temperature: float = INITIAL_TEMPERATURE,
+    ) -> tuple[float, Allocation]:
+        """From hot to cold; a plan found makes the target shorter on the way, by `shrink`.
+
+        Returns:
+            As `anneal_from`.
+        """
         excess = self._excess(at, target)
+        closest = excess, at
         options, known = self.state.options, None
         for step in range(steps):
             # Steps charge what they do, and only plans change what is left to do: looks are free.
             if options.clock.spent >= min(end, options.time_limit_s):
-                return
+                break
             if self._best is not known:
                 if self._closed or target < self.state.bound:
-                    return
+                    break
                 known = self._best
             new = self._step(at)
             found = self._excess(new, target)
-            heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
+            heat = temperature * (1 - step / steps) + 1e-9
             if found <= excess or self.random.random() < exp((excess - found) / heat):
                 at, excess = new, found
+                if excess < closest[0]:
+                    closest = excess, at
             if excess <= 0:
                 target = self._target(shrink)
                 excess = self._excess(at, target)
+        return closest
 
     def _choose_k(self) -> int:
         """Mostly one or as many as the best plan has; of the others that are allowed, small ones.

@@ -5,16 +5,17 @@ keeps one. If the chain, once through all GPUs, goes on with some of them in the
 (looped: Narayanan et al. 2021) or backwards (V-shaped: Qi et al. 2024), those GPUs hold a few
 early layers of many micro-batches and late ones of few, so that all memories fill alike. Cuts are
 annealed until loads and estimated bytes fit a period below the best plan's; `annealing` goes on
-from there.
+from there, and once more from those that end close to a plan (`elite_set`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
-from math import exp
+from math import exp, inf
 from random import Random
 from typing import Final
 
@@ -22,7 +23,8 @@ from pipeplan.ilp.contiguous.unconstrained import is_memory_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.local_search.annealing import INITIAL_TEMPERATURE, SimulatedAnnealing
+from pipeplan.ilp.local_search.elite_set import Candidate, EliteSet
 
 FAR: Final = Fraction(103, 100)
 """Starts are tried where the best plan is so many times longer than the bound."""
@@ -38,11 +40,12 @@ BETWEEN: Final = 0.3
 """Micro-batches more than on average that a stage has when its GPU is fullest."""
 OVERLOAD: Final = 3.0
 """Weight of load beyond the period against bytes beyond the memory."""
-STEPS: Final = 500
-"""Changes of borders before annealing begins."""
+STEPS: Final = (150, 500)
+"""Changes of borders before annealing begins: few give more starts and more different ones, many
+are for long chains of unlike layers."""
 STEP_S: Final = 5e-5
 """What such a change counts for where work is counted instead of time."""
-INITIAL_TEMPERATURE: Final = 0.05
+BORDER_TEMPERATURE: Final = 0.05
 """Excess that a hot change accepts with probability 1/e."""
 MOVES: Final = (-3, -2, -1, -1, -1, 1, 1, 1, 2, 3)
 """Layers by which borders move."""
@@ -50,6 +53,10 @@ ALONE: Final = 0.4
 """Share of the changes that move one border; the others move several next to each other."""
 SETTLING: Final = 1000
 """Annealing steps from each start."""
+GOING_ON: Final = 2000
+"""Annealing steps from what almost fits."""
+GOING_ON_TEMPERATURE: Final = 0.01
+"""Excess that such a step accepts with probability 1/e at first."""
 
 
 class VisitCuts:
@@ -90,7 +97,7 @@ class VisitCuts:
                 return
             changed = self._changed(random)
             excess = self._excess(changed)
-            heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
+            heat = BORDER_TEMPERATURE * (1 - step / steps) + 1e-9
             if excess <= self.excess or random.random() < exp((self.excess - excess) / heat):
                 self.starts, self.excess = changed, excess
 
@@ -142,6 +149,7 @@ class InterleavedStarts:
     def __init__(self, state: Incumbent, annealing: SimulatedAnnealing) -> None:
         """`annealing` anneals from each start."""
         self.state, self._annealing, self.random = state, annealing, state.random(self.name)
+        self._elite = EliteSet()
 
     def run(self, seconds: float) -> None:
         """Shorten the best plan for `seconds`, while it is `far` from what may be."""
@@ -164,7 +172,16 @@ class InterleavedStarts:
         return is_memory_bound(self.state)
 
     def _try(self, end: float) -> None:
-        """One order of GPUs, its borders, annealing from there."""
+        """Annealing from a new start, then from one that came close to a plan before."""
+        self._settle(self._start(), SETTLING, INITIAL_TEMPERATURE, end)
+        state, best = self.state, self.state.best
+        assert best is not None
+        near = self._elite.take(self.random, state.bound, best.per_microbatch)
+        if near is not None:
+            self._settle(near, GOING_ON, GOING_ON_TEMPERATURE, end)
+
+    def _start(self) -> Candidate:
+        """One order of GPUs and its borders, at a period below the best plan's."""
         state, best = self.state, self.state.best
         assert best is not None
         shrink = Fraction(self.random.choice(TARGET_REDUCTIONS))
@@ -173,10 +190,20 @@ class InterleavedStarts:
         gpus += [gpu for gpu in range(state.costs.gpus) if gpu not in gpus]
         order = random_visits(gpus, self.random)
         borders = VisitCuts(state.costs, order, period, self.random.choice(STRETCHES))
-        borders.anneal(self.random, STEPS)
-        state.options.clock.charge(STEPS * STEP_S)
-        layout = Allocation(borders.homes, frozenset())
-        self._annealing.anneal_from(layout, Fraction(period), SETTLING, end, TARGET_REDUCTIONS[0])
+        steps = self.random.choice(STEPS)
+        borders.anneal(self.random, steps)
+        state.options.clock.charge(steps * STEP_S)
+        return Candidate(inf, Fraction(period), Allocation(borders.homes, frozenset()))
+
+    def _settle(self, start: Candidate, steps: int, temperature: float, end: float) -> None:
+        """Anneal from `start`; where that finds no plan, the closest to one may be kept."""
+        excess, layout = self._annealing.anneal_from(
+            start.layout, start.target, steps, end, TARGET_REDUCTIONS[0], temperature
+        )
+        if excess < start.excess:
+            self._elite.add(Candidate(excess, start.target, layout))
+        else:
+            self._elite.add(replace(start, failures=start.failures + 1))
 
 
 def random_visits(gpus: Sequence[int], random: Random) -> list[int]:

@@ -96,7 +96,7 @@ def test_annealing_finds_borders_that_fit() -> None:
     costs = blocks(uniform(GPUS, 95))
     borders = VisitCuts(costs, [0, 1, 2, 3, 0, 1], 110, 1.0)
     assert borders.excess > 0
-    borders.anneal(Random(3), STEPS)
+    borders.anneal(Random(3), max(STEPS))
     assert borders.excess == 0
     assert [borders.homes.count(gpu) for gpu in range(GPUS)] == [3] * GPUS
 

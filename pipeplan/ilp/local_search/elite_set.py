@@ -1,0 +1,54 @@
+"""Allocations that almost fit at a period below the best plan's, kept for more annealing.
+
+Most starts end far from a plan, a few within some percent of the memory, and these few are where a
+plan is found. So annealing goes on from them: an elite set (Resende and Ribeiro 2003, GRASP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+from typing import Final
+
+from pipeplan.ilp.local_search.allocation import Allocation
+
+SIZE: Final = 6
+"""Allocations that are kept."""
+PATIENCE: Final = 2
+"""How often annealing may go on from one in vain, before it is dropped."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Where annealing ended, and from where it may go on."""
+
+    excess: float
+    """How far it is from a plan, as annealing counts."""
+    target: Fraction
+    """Nanoseconds per micro-batch at which it is judged."""
+    layout: Allocation
+    failures: int = 0
+    """How often annealing from it ended no closer to a plan, since it last did."""
+
+
+class EliteSet:
+    """The candidates that are closest to a plan."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._kept: list[Candidate] = []
+
+    def add(self, candidate: Candidate) -> None:
+        """Keep it if it is among the closest, and neither a plan nor tried too often."""
+        if candidate.excess > 0 and candidate.failures < PATIENCE:
+            self._kept.append(candidate)
+            self._kept.sort(key=lambda one: one.excess)
+            del self._kept[SIZE:]
+
+    def take(self, random: Random, least: Fraction, best: Fraction) -> Candidate | None:
+        """Any of them whose period lies from `least` to below `best`; the set has it no longer."""
+        self._kept = [one for one in self._kept if least <= one.target < best]
+        if not self._kept:
+            return None
+        return self._kept.pop(random.randrange(len(self._kept)))
