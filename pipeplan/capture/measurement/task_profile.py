@@ -180,7 +180,6 @@ def measure_layers(
     )
 
 
-
 def _steps(
     model: SplitModel, task: Task, repeats: int, place: ModelDevice
 ) -> list[optimizer_cost.OptimizerCost]:
