@@ -20,7 +20,7 @@ PATIENCE: Final = 2
 
 
 @dataclass(slots=True)
-class Candidate:
+class EliteAllocation:
     """Where annealing ended, and from where it may go on."""
 
     excess: float
@@ -37,16 +37,16 @@ class EliteSet:
 
     def __init__(self) -> None:
         """Empty."""
-        self._kept: list[Candidate] = []
+        self._kept: list[EliteAllocation] = []
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: EliteAllocation) -> None:
         """Keep it if it is among the closest, and neither a plan nor tried too often."""
         if candidate.excess > 0 and candidate.failures < PATIENCE:
             self._kept.append(candidate)
             self._kept.sort(key=lambda one: one.excess)
             del self._kept[SIZE:]
 
-    def take(self, random: Random, least: Fraction, best: Fraction) -> Candidate | None:
+    def take(self, random: Random, least: Fraction, best: Fraction) -> EliteAllocation | None:
         """Any of them whose period lies from `least` to below `best`; the set has it no longer."""
         self._kept = [one for one in self._kept if least <= one.target < best]
         if not self._kept:
