@@ -106,7 +106,8 @@ class SimulatedAnnealing:
             temperature: Excess that a step accepts with probability 1/e at first.
 
         Returns:
-            The least excess on the way, 0 where a plan was found, and the allocation that had it.
+            The least excess on the way and the allocation that had it: 0 where annealing found a
+            plan, infinite where there is no best plan to be shorter than.
         """
         best = self._known()
         if best is None:

@@ -20,11 +20,11 @@ PATIENCE: Final = 2
 
 
 @dataclass(slots=True)
-class EliteAllocation:
-    """Where annealing ended, and from where it may go on."""
+class Start:
+    """Where annealing may begin: a new allocation, or where an earlier round was closest."""
 
     excess: float
-    """How far it is from a plan, as annealing counts."""
+    """How far it is from a plan, as annealing counts; infinite before the first round."""
     target: Fraction
     """Nanoseconds per micro-batch at which it is judged."""
     layout: Allocation
@@ -33,21 +33,21 @@ class EliteAllocation:
 
 
 class EliteSet:
-    """The candidates that are closest to a plan."""
+    """The starts that ended closest to a plan."""
 
     def __init__(self) -> None:
         """Empty."""
-        self._kept: list[EliteAllocation] = []
+        self._kept: list[Start] = []
 
-    def add(self, candidate: EliteAllocation) -> None:
+    def add(self, start: Start) -> None:
         """Keep it if it is among the closest, and neither a plan nor tried too often."""
-        if candidate.excess > 0 and candidate.failures < PATIENCE:
-            self._kept.append(candidate)
+        if start.excess > 0 and start.failures < PATIENCE:
+            self._kept.append(start)
             self._kept.sort(key=lambda one: one.excess)
             del self._kept[SIZE:]
 
-    def take(self, random: Random, least: Fraction, best: Fraction) -> EliteAllocation | None:
-        """Any of them whose period lies from `least` to below `best`; the set has it no longer."""
+    def take(self, random: Random, least: Fraction, best: Fraction) -> Start | None:
+        """Remove any one whose period lies from `least` to below `best`; None: no such one."""
         self._kept = [one for one in self._kept if least <= one.target < best]
         if not self._kept:
             return None

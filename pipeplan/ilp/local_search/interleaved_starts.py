@@ -24,7 +24,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import INITIAL_TEMPERATURE, SimulatedAnnealing
-from pipeplan.ilp.local_search.elite_set import EliteAllocation, EliteSet
+from pipeplan.ilp.local_search.elite_set import EliteSet, Start
 
 FAR: Final = Fraction(103, 100)
 """Starts are tried where the best plan is so many times longer than the bound."""
@@ -180,7 +180,7 @@ class InterleavedStarts:
         if near is not None:
             self._settle(near, GOING_ON, GOING_ON_TEMPERATURE, end)
 
-    def _start(self) -> EliteAllocation:
+    def _start(self) -> Start:
         """One order of GPUs and its borders, at a period below the best plan's."""
         state, best = self.state, self.state.best
         assert best is not None
@@ -193,15 +193,15 @@ class InterleavedStarts:
         steps = self.random.choice(STEPS)
         borders.anneal(self.random, steps)
         state.options.clock.charge(steps * STEP_S)
-        return EliteAllocation(inf, Fraction(period), Allocation(borders.homes, frozenset()))
+        return Start(inf, Fraction(period), Allocation(borders.homes, frozenset()))
 
-    def _settle(self, start: EliteAllocation, steps: int, temperature: float, end: float) -> None:
+    def _settle(self, start: Start, steps: int, temperature: float, end: float) -> None:
         """Anneal from `start`; where that finds no plan, the closest to one may be kept."""
         excess, layout = self._annealing.anneal_from(
             start.layout, start.target, steps, end, TARGET_REDUCTIONS[0], temperature
         )
         if excess < start.excess:
-            self._elite.add(EliteAllocation(excess, start.target, layout))
+            self._elite.add(Start(excess, start.target, layout))
         else:
             self._elite.add(replace(start, failures=start.failures + 1))
 

@@ -13,7 +13,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
-from pipeplan.ilp.local_search.elite_set import PATIENCE, SIZE, EliteAllocation, EliteSet
+from pipeplan.ilp.local_search.elite_set import PATIENCE, SIZE, EliteSet, Start
 from pipeplan.ilp.local_search.interleaved_starts import GOING_ON, SETTLING, InterleavedStarts
 from pipeplan.ilp.search import contiguous
 from tests import handmade
@@ -22,9 +22,9 @@ from tests.searches import limits
 LAYOUT = Allocation((0, 1), frozenset())
 
 
-def near(excess: float, target: int = 5, failures: int = 0) -> EliteAllocation:
+def near(excess: float, target: int = 5, failures: int = 0) -> Start:
     """An allocation so far from a plan of period `target`."""
-    return EliteAllocation(excess, Fraction(target), LAYOUT, failures)
+    return Start(excess, Fraction(target), LAYOUT, failures)
 
 
 def taken(kept: EliteSet, least: int = 1, best: int = 10) -> list[float]:
