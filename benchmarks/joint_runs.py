@@ -52,7 +52,7 @@ from pipeplan.simulator.tape import number
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from pipeplan.testing.emulated_links import EmulatedTransport
-from pipeplan.testing.plans import UNSPLIT
+from pipeplan.testing.plans import NO_OTHER_TIMES
 
 RANKS, MICROBATCHES, STEPS, SEED = 4, 8, 2, 3
 TASKS: dict[str, Callable[[], Task]] = {
@@ -74,10 +74,9 @@ def profiled(name: str, compute_ns: int = COMPUTE_NS) -> Chain:
     layers = tuple(
         layer.model_copy(
             update={
+                **NO_OTHER_TIMES,
                 "forward_ns": layer.forward_ns * compute_ns // total,
                 "backward_ns": layer.backward_ns * compute_ns // total,
-                **UNSPLIT,
-                "optimizer_ns": 0,
             }
         )
         for layer in chain.layers

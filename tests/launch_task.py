@@ -31,7 +31,7 @@ from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
 from pipeplan.testing import plans, plans_split, reference
-from pipeplan.testing.plans import UNSPLIT
+from pipeplan.testing.plans import NO_OTHER_TIMES
 from pipeplan.validation import Validation
 from tests import pipelines
 
@@ -252,8 +252,7 @@ def chain() -> Chain:
 
 def leveled(found: Chain) -> Chain:
     """A chain with the same times in every layer, equal wherever it was measured."""
-    times: dict[str, int | None] = {"forward_ns": 300, "backward_ns": 500, "optimizer_ns": 0}
-    times |= {"forward_light_ns": None, **UNSPLIT}
+    times = {**NO_OTHER_TIMES, "forward_ns": 300, "backward_ns": 500}
     layers = tuple(layer.model_copy(update=times) for layer in found.layers)
     return found.model_copy(update={"layers": layers})
 

@@ -24,6 +24,8 @@ GBPS = 10**9
 """One byte per nanosecond."""
 UNSPLIT = dict.fromkeys(("backward_weight_ns", "backward_input_ns", "forward_split_ns"))
 """Fields of a layer that does not tell what a backward in two halves takes."""
+NO_OTHER_TIMES: dict[str, int | None] = {"forward_light_ns": None, "optimizer_ns": 0, **UNSPLIT}
+"""Of a layer that tells the times of a whole forward and backward alone."""
 
 
 def random_plan(

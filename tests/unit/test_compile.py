@@ -34,8 +34,9 @@ from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT, random_plan
+from pipeplan.testing.plans import random_plan
 from tests import capture_tasks, grids, launch_task, models, odd_models, pipelines
+from tests.captured import lasting
 from tests.unit.capture.test_odd_models import Build, task_of
 from tests.unit.launch.test_files import ALONE
 from tests.unit.runtime.test_memory import planned
@@ -222,11 +223,7 @@ def test_a_profile_tells_the_tolerance_and_counts_compiled_bytes() -> None:
 
 def peak(chain: Chain, task: Task, semantics: Semantics) -> tuple[int, int]:
     """The most that the allocator of one rank recorded over three steps, and the plan's peak."""
-    layers = tuple(
-        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
-        for i, layer in enumerate(chain.layers)
-    )
-    plan = planned(chain.model_copy(update={"layers": layers}), 1, semantics, 1, 0)
+    plan = planned(lasting(chain), 1, semantics, 1, 0)
     model, pattern = split(task), lowering.lower(plan)
 
     def work(transport: Transport) -> int:

@@ -22,9 +22,8 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
-from tests.captured import chain_of
+from tests.captured import chain_of, lasting
 from tests.unit.runtime.test_hooks import recomputing
 from tests.unit.runtime.test_memory import measured_of, planned
 from tests.unit.runtime.test_updates import MAPS, STEPS, M, check, same
@@ -258,12 +257,7 @@ def cast(name: str) -> Task:
 @functools.cache
 def profiled(name: str) -> Chain:
     """Its chain, with times that make every op last."""
-    chain = chain_of(cast, name)
-    layers = tuple(
-        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
-        for i, layer in enumerate(chain.layers)
-    )
-    return chain.model_copy(update={"layers": layers})
+    return lasting(chain_of(cast, name))
 
 
 @grids.first(len(TASKS) - 1, name=sorted(TASKS, key="gpt2".__eq__))

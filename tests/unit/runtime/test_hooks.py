@@ -20,8 +20,8 @@ from pipeplan.split_model import SplitModel
 from pipeplan.task import Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
+from tests.captured import lasting
 from tests.unit.runtime.test_memory import measured, planned
 from tests.unit.runtime.test_updates import MAPS, STEPS, M, check, same
 
@@ -278,10 +278,7 @@ def test_bytes_of_hooks_are_planned(semantics: Semantics) -> None:
     ]
     plain = profile_task(capture_tasks.mlp(), repeats=1, warmup=0)
     assert chain.layers[0].backward_workspace_bytes > plain.layers[0].backward_workspace_bytes
-    layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
-    )
-    plan = planned(chain.model_copy(update={"layers": layers}), 2, semantics, 1, 1)
+    plan = planned(lasting(chain), 2, semantics, 1, 1)
     assert measured(plan, make()) == [row.peak_bytes for row in plan.memory]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from pipeplan.capture import profile_task
-from pipeplan.chain import Chain, Layer
+from pipeplan.chain import Layer
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import plans
-from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids
+from tests.captured import lasting
 from tests.unit.runtime.test_memory import measured, planned
 
 RULES = {"clip": {"clip_norm": 0.1}, "scale": {"loss_scale": LossScale()}}
@@ -37,14 +37,6 @@ def wide(rule: str) -> Task:
     )
 
 
-def timed(chain: Chain) -> Chain:
-    """The chain with times that make every op last."""
-    layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
-    )
-    return chain.model_copy(update={"layers": layers})
-
-
 @grids.each_pair(
     rule=list(RULES),
     shape=[(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 1, 3)],
@@ -57,7 +49,7 @@ def test_peak_is_as_planned(rule: str, shape: tuple[int, int, int], semantics: S
     """
     gpus, k, seed = shape
     task = wide(rule)
-    plan = planned(timed(profile_task(task, repeats=1, warmup=0)), gpus, semantics, k, seed)
+    plan = planned(lasting(profile_task(task, repeats=1, warmup=0)), gpus, semantics, k, seed)
     for peak, row in zip(measured(plan, task, steps=4), plan.memory, strict=True):
         assert 0 <= peak - row.peak_bytes <= NORMS_BYTES
 
@@ -72,7 +64,7 @@ def at_once(plan: Plan) -> Plan:
 
 def test_a_late_update_moves_the_peak() -> None:
     """The input waits beside a late update, not beside one right after the backward."""
-    late = planned(timed(profile_task(wide("clip"), repeats=1, warmup=0)), 2, "2bw", 1, 1)
+    late = planned(lasting(profile_task(wide("clip"), repeats=1, warmup=0)), 2, "2bw", 1, 1)
     now = at_once(late)
     waiting = [
         sum(x.waiting_gradient_bytes for s in late.hosted(gpu) for x in layers_of(late, s))

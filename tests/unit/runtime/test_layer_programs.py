@@ -30,7 +30,7 @@ from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import verify
 from tests import grids, launch_task, pipelines
-from tests.captured import captured
+from tests.captured import captured, lasting
 from tests.unit.runtime import test_memory
 
 GPUS, STEPS = 2, 3
@@ -60,9 +60,9 @@ def profiled(name: str) -> Chain:
     """Its chain under AdamW, with options; times such that every op lasts."""
     model, task = made(name)
     found = measure_layers(model, task, repeats=1, warmup=0, say=lambda _: None)
-    layers = test_memory.lasting(found.layers)
     facts = {"input_bytes": found.input_bytes, "tied": task.tied, "task_digest": model.digest()}
-    chain = task_options(Chain(name=name, layers=layers, **facts), task, seconds=SECONDS)
+    chain = lasting(Chain(name=name, layers=found.layers, **facts), halves=True)
+    chain = task_options(chain, task, seconds=SECONDS)
     return chain.model_copy(update={"task_digest": None})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeplan import lowering
 from pipeplan.capture import profile_task, split
-from pipeplan.chain import Chain, Layer
+from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics, Stage
@@ -28,9 +28,8 @@ from pipeplan.split_model import SplitModel
 from pipeplan.task import Task, Tied
 from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, pipelines
-from tests.captured import captured, chain_of
+from tests.captured import captured, chain_of, lasting
 
 TASKS = {
     "mlp": capture_tasks.mlp,
@@ -40,31 +39,11 @@ TASKS = {
 }
 
 
-def _half(layer: Layer, index: int) -> int | None:
-    """A time of gradients of weights, where the layer has one."""
-    return None if layer.backward_weight_ns is None else 2 + index % 3
-
-
 @functools.cache
 def profiled(name: str) -> Chain:
     """The chain of a task, with times that make every op last: only bytes are measured here."""
     chain = chain_of(TASKS.get(name, capture_tasks.skips))
-    return chain.model_copy(update={"layers": lasting(chain.layers)})
-
-
-def lasting(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """`layers` with times that make every op last."""
-    return tuple(
-        layer.model_copy(
-            update={
-                "forward_ns": 3 + i % 3,
-                "backward_ns": 7 - i % 2,
-                **UNSPLIT,
-                "backward_weight_ns": _half(layer, i),
-            }
-        )
-        for i, layer in enumerate(layers)
-    )
+    return lasting(chain, halves=True)
 
 
 def planned(
@@ -220,10 +199,7 @@ def tied(how: Tied) -> Task:
 def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) -> None:
     """Gradients per layer, the copy and its optimizer state, the owner's inbox: to the byte."""
     chain = profile_task(tied(how), repeats=1, warmup=0)
-    layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
-    )
-    plan = planned(chain.model_copy(update={"layers": layers}), gpus, semantics, 1, 0)
+    plan = planned(lasting(chain), gpus, semantics, 1, 0)
     homes = {gpu for gpu in range(gpus) for s in plan.hosted(gpu) if {s.first, s.last} & {0, 4}}
     assert len(homes) == gpus
     assert measured(plan, tied(how)) == [row.peak_bytes for row in plan.memory]
@@ -261,12 +237,9 @@ def test_what_an_earlier_layer_keeps_may_be_counted_twice(semantics: Semantics) 
         return replace(capture_tasks.skips(), model=[*layers, nn.Linear(16, 1)])
 
     chain = profile_task(make(), repeats=1, warmup=0)
-    layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
-    )
-    chain = chain.model_copy(update={"layers": layers})
-    passing = [layer.saved_passing_bytes for layer in layers]
-    assert passing == [0, layers[0].output_bytes, 0, 0, 0]
+    chain = lasting(chain)
+    passing = [layer.saved_passing_bytes for layer in chain.layers]
+    assert passing == [0, chain.layers[0].output_bytes, 0, 0, 0]
     edges = ((0, 2), (3, 4))
     stages = tuple(Stage(id=i, layers=edge, gpu=i) for i, edge in enumerate(edges))
     plan = planned(chain, 2, semantics, 1, 0, stages)

@@ -14,6 +14,7 @@ from pipeplan.plan import Semantics
 from pipeplan.runtime.transport.endpoints import empty, gradient_specs
 from pipeplan.runtime.transport.send_queue import raw_bytes
 from pipeplan.task import Task
+from tests.captured import lasting
 from tests.unit.runtime import test_memory
 from tests.zoo import trial
 from tests.zoo.catalog import ARCHITECTURES
@@ -114,8 +115,6 @@ def test_training_has_the_bits_of_one_process() -> None:
 def test_peaks_are_as_planned(semantics: Semantics) -> None:
     """To the byte: layers are measured on tensors that lie as they do in a run."""
     chain = profile_task(convolutions(), repeats=1, warmup=0)
-    lasting = test_memory.lasting(chain.layers)
-    chain = chain.model_copy(update={"layers": lasting})
-    plan = test_memory.planned(chain, 2, semantics, 1, seed=5)
+    plan = test_memory.planned(lasting(chain, halves=True), 2, semantics, 1, seed=5)
     peaks = [row.peak_bytes for row in plan.memory]
     assert test_memory.measured(plan, convolutions()) == peaks

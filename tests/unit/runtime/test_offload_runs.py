@@ -292,8 +292,6 @@ def test_planned_under_scarce_memory(
 def test_four_ranks_that_compute_again_and_offload(semantics: Semantics) -> None:
     """Where stages do both: bits of one process, peaks to the byte."""
     chain = test_recompute_runs.profiled("gpt2")
-    layers = (layer.model_copy(update={"optimizer_ns": 1000}) for layer in chain.layers)
-    chain = chain.model_copy(update={"layers": tuple(layers)})
     config = contiguous(semantics, 1)
     scarce = machines_with_host(chain, config, 4, 0.3, 10**12)
     plan = solve(chain, scarce, replace(config, recompute="auto", offload="auto"))

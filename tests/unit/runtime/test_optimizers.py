@@ -15,8 +15,8 @@ from pipeplan.capture import profile_task
 from pipeplan.chain import Chain
 from pipeplan.plan import Semantics, Stage
 from pipeplan.task import Task
-from pipeplan.testing.plans import UNSPLIT
 from tests import grids
+from tests.captured import lasting
 from tests.unit.runtime.test_memory import measured, planned
 
 Make = Callable[..., Optimizer]
@@ -118,11 +118,7 @@ def task(make: Make, options: dict[str, Any], groups: bool) -> Task:
 
 def chain_of(made: Task) -> Chain:
     """Its chain, with times that make every op last."""
-    chain = profile_task(made, repeats=1, warmup=0)
-    timed = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
-    )
-    return chain.model_copy(update={"layers": timed})
+    return lasting(profile_task(made, repeats=1, warmup=0))
 
 
 @grids.each_value(

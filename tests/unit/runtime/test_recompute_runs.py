@@ -26,9 +26,8 @@ from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT
 from tests import grids, pipelines
-from tests.captured import captured, chain_of
+from tests.captured import captured, chain_of, lasting
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 TASKS: dict[str, Callable[[], Task]] = {
@@ -43,18 +42,7 @@ SHARES = [("gpt2", 0.5), ("gpt2", 0.3), ("resnet", 0.6), ("resnet", 0.4), ("t5",
 @functools.cache
 def profiled(name: str) -> Chain:
     """The chain of a task, its bytes measured; times such that every run gives the same plan."""
-    chain = chain_of(TASKS[name])
-    layers = tuple(
-        layer.model_copy(
-            update={
-                "forward_ns": 1000 * (3 + i % 3),
-                "backward_ns": 1000 * (7 - i % 2),
-                **UNSPLIT,
-            }
-        )
-        for i, layer in enumerate(chain.layers)
-    )
-    return chain.model_copy(update={"layers": layers})
+    return lasting(chain_of(TASKS[name]), unit_ns=1000)
 
 
 def machines(memory: int, gpus: int = RANKS) -> Cluster:

@@ -25,9 +25,8 @@ from pipeplan.tasks.t5 import SIZES, T5
 from pipeplan.tasks.vit import Vit
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT
 from tests import pipelines
-from tests.captured import captured, chain_of
+from tests.captured import captured, chain_of, lasting
 from tests.unit.runtime import test_sampled_memory
 from tests.unit.runtime.test_exact import equal
 
@@ -70,14 +69,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @functools.cache
 def profiled(family: str) -> Chain:
     """Bytes as measured; times such that every run gives the same plan."""
-    chain = chain_of(TASKS[family])
-    layers = tuple(
-        layer.model_copy(
-            update={"forward_ns": 1000 * (3 + i % 3), "backward_ns": 1000 * (7 - i % 2), **UNSPLIT}
-        )
-        for i, layer in enumerate(chain.layers)
-    )
-    return chain.model_copy(update={"layers": layers})
+    return lasting(chain_of(TASKS[family]), unit_ns=1000)
 
 
 def machines(memory: int, gpus: int) -> Cluster:

@@ -26,9 +26,12 @@ from pipeplan.testing import plans, plans_offload, plans_split, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import Rule, verify
 from tests import capture_tasks, dry_runs, grids, models, pipelines
+from tests.captured import lasting
 from tests.unit.runtime import test_autocast, test_drop, test_hooks, test_memory
 
 STEPS, M = 3, 4
+SUM_BYTES = 8
+"""A number of 64 bits, while outputs are compared with those of the first forward."""
 Map = tuple[Sequence[int], Sequence[int], int]
 MAPS: dict[str, Map] = {
     "one rank, k = 1": ([3, 5], [0, 0, 0], 1),
@@ -220,8 +223,8 @@ def family_chain(family: str, optimizer: str) -> Chain:
     """Bytes as measured, times that make every op last."""
     model, task = optimized(family, optimizer, clip_norm=None)
     found = measure_layers(model, task, repeats=1, warmup=0, say=lambda _: None)
-    layers = test_memory.lasting(found.layers)
-    return Chain(name=family, input_bytes=found.input_bytes, tied=task.tied, layers=layers)
+    facts = {"input_bytes": found.input_bytes, "tied": task.tied, "layers": found.layers}
+    return lasting(Chain(name=family, **facts), halves=True)
 
 
 @grids.each_value(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
@@ -283,11 +286,14 @@ def test_peak_is_as_planned(name: str, shape: tuple[int, int, int]) -> None:
 
 @grids.each_value(name=test_memory.ROWS, shape=test_memory.SHAPES)
 def test_what_is_computed_again_takes_no_more(name: str, shape: tuple[int, int, int]) -> None:
-    """With runs computed again in I, no rank holds more than `peak_bytes`; (V3) is a bound."""
+    """With runs computed again in I, no rank holds more than `peak_bytes`; (V3) is a bound.
+
+    But for the sum that compares the second forward with the first.
+    """
     plan = planned(name, shape, again=True)
     peaks = test_memory.measured_of(plan, test_memory.TASKS[name])
     planned_peaks = [row.peak_bytes for row in plan.memory]
-    assert all(peak <= most for peak, most in zip(peaks, planned_peaks, strict=True))
+    assert all(peak <= most + SUM_BYTES for peak, most in zip(peaks, planned_peaks, strict=True))
     assert sum(planned_peaks) - sum(peaks) <= 0.03 * sum(planned_peaks)
 
 

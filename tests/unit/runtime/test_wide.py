@@ -30,9 +30,8 @@ from pipeplan.split_model import SplitModel
 from pipeplan.task import LossScale, Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
-from tests.captured import chain_of
+from tests.captured import chain_of, lasting
 from tests.unit.runtime.test_hooks import recomputing
 from tests.unit.runtime.test_memory import measured_of, planned
 from tests.unit.runtime.test_updates import (
@@ -184,12 +183,7 @@ def half(name: str, kind: str) -> Task:
 @functools.cache
 def profiled(name: str, kind: str) -> Chain:
     """Its chain, with times that make every op last."""
-    chain = chain_of(half, name, kind)
-    layers = tuple(
-        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
-        for i, layer in enumerate(chain.layers)
-    )
-    return chain.model_copy(update={"layers": layers})
+    return lasting(chain_of(half, name, kind))
 
 
 PEAKS = [(1, 1, 0), (2, 1, 1), (3, 2, 2)]
