@@ -6,8 +6,9 @@ first process that calls one compiles it; what it compiled lies in a cache besid
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, update_wrapper
 from importlib.util import find_spec
@@ -40,8 +41,7 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function as machine code, if numba is there.
 
     numba takes half a second to load, so that nothing happens before a function is called. Then
-    all of its module are taken: they call each other. Those of another module they cannot call,
-    for what is kept of a function would outlive changes of that module.
+    all of its module are taken, and those of other modules that it imports: they call each other.
     """
     return cast("Callable[_P, _R]", _Lazy(function)) if AVAILABLE else function
 
@@ -126,16 +126,43 @@ class _Lazy:
         return self.machine_code(*args)
 
 
-def _compile(names: dict[str, Any]) -> None:
-    """Replace the lazy functions of one module by machine code."""
-    njit = _loaded()
+def _compile(names: dict[str, Any]) -> frozenset[str]:
+    """Replace the lazy functions of one module by machine code, and those that it imports.
+
+    Returns:
+        The files that its machine code is made of.
+    """
+    if names["__name__"] in _FILES:
+        return _FILES[names["__name__"]]
+    njit, own, files = _loaded(), [], {names["__file__"]}
     for name, value in list(names.items()):
-        if isinstance(value, _Lazy) and value.function.__globals__ is names:
-            try:
-                value.machine_code = njit(cache=True)(value.function)
-            except RuntimeError:  # neither the source's folder nor the user's cache can be written
-                value.machine_code = njit(value.function)
-            names[name] = value.machine_code
+        if isinstance(value, _Lazy):
+            if value.function.__globals__ is names:
+                own.append(name)
+            else:
+                files |= _compile(value.function.__globals__)
+                names[name] = value.machine_code
+    for name in own:
+        value = names[name]
+        try:
+            value.machine_code = njit(cache=True)(value.function)
+        except RuntimeError:  # neither the source's folder nor the user's cache can be written
+            value.machine_code = njit(value.function)
+        else:
+            _stamp(value.machine_code, files)
+        names[name] = value.machine_code
+    return _FILES.setdefault(names["__name__"], frozenset(files))
+
+
+_FILES: Final[dict[str, frozenset[str]]] = {}
+"""By module that is compiled: its file and those of what it calls."""
+
+
+def _stamp(code: Any, files: Iterable[str]) -> None:
+    """Let a cached function be made anew when one of `files` changes: numba looks at its own."""
+    stats = [os.stat(file) for file in sorted(files)]
+    stamp = tuple((stat.st_mtime, stat.st_size) for stat in stats)
+    code._cache._cache_file._source_stamp = stamp  # noqa: SLF001
 
 
 def with_attributes(records: Records) -> Records:

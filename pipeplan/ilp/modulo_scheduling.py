@@ -10,9 +10,6 @@ the last ops then fit nowhere although the pieces suffice in sum. There a pair o
 nearest places, inside free intervals or at either end of one, that leave intervals for all the
 rest (best-fit decreasing bin packing, Johnson 1973). Such places exist as long as the intervals
 before sufficed, since places at an end split nothing off. Source: ours.
-
-All of it is one file because what numba keeps of a function includes the functions that it calls,
-and is made anew only where the file of the function itself has changed.
 """
 
 from __future__ import annotations

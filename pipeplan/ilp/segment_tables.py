@@ -1,7 +1,7 @@
 """Bytes of all segments at once, as L x L arrays: what the contiguous DP reads.
 
-Entry [i, j] belongs to layers i..j (i <= j) behind a stage on another GPU; the formulas are those
-of `costs.segment`, written as differences of prefix sums and running maxima.
+Entry [i, j] belongs to layers i..j (i <= j) behind a stage on another GPU, or on the same one; the
+formulas are those of `costs.segment`, written as differences of prefix sums and running maxima.
 """
 
 from __future__ import annotations
@@ -36,9 +36,19 @@ class SegmentTables:
     messages: Array
     """Exact model: every tensor of both boundaries once. Paper model: the permanent slots."""
 
+    @property
+    def running(self) -> Array:
+        """As `SegmentBytes.running`."""
+        return np.maximum(self.forward, self.late)
 
-def segment_tables(costs: CostModel) -> SegmentTables:
+
+def segment_tables(costs: CostModel, *, beside: bool = False) -> SegmentTables:
     """The tables of one chain.
+
+    Args:
+        costs: Durations and bytes.
+        beside: Whether the stage before is on the same GPU, so that its saved output is counted
+            there (u of M2).
 
     Raises:
         InputError: if the chain's bytes sum to more than 2**60.
@@ -53,7 +63,7 @@ def segment_tables(costs: CostModel) -> SegmentTables:
         raise InputError(
             f"chain {costs.chain.name!r}: its bytes sum to {total}, need at most {LIMIT // 4}"
         )
-    return _exact(costs) if costs.exact else _paper(costs)
+    return _exact(costs, beside) if costs.exact else _paper(costs)
 
 
 def _field(costs: CostModel, name: str) -> Array:
@@ -73,7 +83,7 @@ def running_max(values: Array, start: int) -> Array:
     return np.maximum.accumulate(spread, axis=1)
 
 
-def _exact(costs: CostModel) -> SegmentTables:
+def _exact(costs: CostModel, beside: bool) -> SegmentTables:
     chain, count = costs.chain, costs.layers
     x = np.array([chain.input_of(i) for i in range(count)], dtype=np.int64)
     gx = np.array([chain.gradient_of_input(i) for i in range(count)], dtype=np.int64)
@@ -81,12 +91,14 @@ def _exact(costs: CostModel) -> SegmentTables:
     y, si = _field(costs, "output_bytes"), _field(costs, "saved_input_bytes")
     rest, so = _field(costs, "saved_bytes"), _field(costs, "saved_output_bytes")
     inner = np.maximum(so[:-1], si[1:])
+    shared = np.concatenate([[0], so[:-1]]) if beside else np.zeros_like(so)
+    own = np.maximum(0, si - shared)
     # kept[l]: rests up to layer l - 1 and boundaries before l; head: what layer i brings itself
     rests, inners = _sums(rest), _sums(inner)
     before = np.concatenate([np.zeros(1, dtype=np.int64), inner])
-    head = (si - rests[:-1] - inners)[:, None]
+    head = (own - rests[:-1] - inners)[:, None]
     saved = head + (rests[1:] + inners + so)[None, :]
-    first = np.maximum(si, x) + rest + _field(costs, "forward_workspace_bytes") + y
+    first = np.maximum(own, x - shared) + rest + _field(costs, "forward_workspace_bytes") + y
     later = (
         np.maximum(before, x)
         + inners
@@ -114,7 +126,7 @@ def _exact(costs: CostModel) -> SegmentTables:
     waiting = (versions - 1) * _between(_field(costs, "waiting_gradient_bytes"))
     at_once = (waiting == 0) | (waiting != _between(_field(costs, "gradient_bytes")))
     updating = running_max(workspace, 0)
-    entering = np.where(np.arange(count) > 0, x, 0)[:, None]
+    entering = np.where(np.arange(count) > 0, x - shared, 0)[:, None]
     late = np.where(waiting > 0, entering + updating, 0)
     return SegmentTables(
         saved,

@@ -1,25 +1,29 @@
 """Simulated annealing over allocations, each judged by one list schedule.
 
-At a period a little below the best plan's, `list_scheduler` schedules an allocation in a fraction
-of a millisecond; the bytes by which it overflows the GPUs' memories are the energy. Simulated
+At a period a little below the best plan's, list scheduling judges an allocation in some ten
+microseconds; the bytes by which it overflows the GPUs' memories are the energy. Simulated
 annealing (Kirkpatrick, Gelatt, Vecchi 1983) drives that violation to zero, then the period is
-lowered. Where memory is scarce it finds more than CP-SAT's models do, because one step costs a
-thousandth of one of theirs. The moves are ours.
+lowered. `allocation_walk` makes the steps; what fits as far as it can tell is judged here, by
+exact bytes. The moves are ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from math import exp, inf
+from functools import cached_property
+from math import inf
 from random import Random
 from typing import ClassVar, Final
+
+import numpy as np
 
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.allocation import Allocation, Waits
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.allocation_walk import AllocationWalk, kept
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage, overload
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
@@ -32,14 +36,16 @@ LARGE_TARGET_REDUCTIONS: Final = (0.2, 0.1, 0.05)
 """The same while the bound allows it: where memory is scarce, plans lie far from each other."""
 INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
-STEP_S: Final = 4e-5
+STEP_S: Final = 2e-6
 """What a step counts for where work is counted instead of time, beside its list schedule."""
-PLACED_S: Final = 3.5e-6
+PLACED_S: Final = 1.2e-6
 """What each copy of a stage counts for that it places."""
-WAITING: Final = 0.3
-"""Share of the changes that let a stage wait, or no longer."""
-LONGEST_WAIT: Final = 0.5
-"""In periods."""
+JUDGED_S: Final = 1e-4
+"""What an allocation counts for that is judged by the bytes of its plan."""
+AT_ONCE: Final = 100
+"""Steps between two looks at the clock."""
+COLD: Final = 1e-9
+"""Added to every temperature: the last ones are next to nothing."""
 
 
 @dataclass
@@ -49,15 +55,22 @@ class SimulatedAnnealing:
     state: Incumbent
     reductions: ClassVar[tuple[float, ...]] = (*LARGE_TARGET_REDUCTIONS, *TARGET_REDUCTIONS)
     name: ClassVar[str] = "annealing"
-    step_s: ClassVar[float] = STEP_S
+    judged_s: ClassVar[float] = JUDGED_S
     random: Random = field(init=False)
+    draws: np.random.Generator = field(init=False)
+    """What steps draw from."""
     _best: Schedule = field(init=False)
     """The shortest schedule that fits; the state may prefer another under flush."""
 
     def __post_init__(self) -> None:
         """Repeatable for a seed."""
         self.random = self.state.random(self.name)
+        self.draws = np.random.default_rng(self.random.getrandbits(64))
         self.state.note_missing_compiler()
+
+    @cached_property
+    def _walk(self) -> AllocationWalk:
+        return AllocationWalk(self.state.costs, self.draws)
 
     def run(self, seconds: float) -> None:
         """Anneal for `seconds` from the best plan so far, if there is one."""
@@ -113,7 +126,8 @@ class SimulatedAnnealing:
         if best is None:
             return inf, layout
         self._best = best
-        return self._anneal(self._kept(layout), target, steps, shrink, end, temperature)
+        layout = kept(self.state.costs, layout, self.random.random())
+        return self._anneal(layout, target, steps, shrink, end, temperature)
 
     def _round(self, end: float) -> None:
         """One round from hot to cold around the best plan."""
@@ -135,28 +149,39 @@ class SimulatedAnnealing:
         Returns:
             As `anneal_from`.
         """
-        excess = self._excess(at, target)
-        closest = excess, at
-        options, known = self.state.options, None
-        for step in range(steps):
-            # Steps charge what they do, and only plans change what is left to do: looks are free.
-            if options.clock.spent >= min(end, options.time_limit_s):
-                break
+        options, known, step = self.state.options, None, 0
+        closest = self._excess(at, target), at
+        if closest[0] > 0:
+            self._walk.begin(at, closest[0], self._period(at, target))
+        else:
+            target = self._shorten(at, shrink)
+        heats = temperature * (1 - np.arange(steps) / steps) + COLD
+        while step < steps and options.clock.spent < min(end, options.time_limit_s):
             if self._best is not known:
                 if self._closed or target < self.state.bound:
                     break
                 known = self._best
-            new = self._step(at)
-            found = self._excess(new, target)
-            heat = temperature * (1 - step / steps) + 1e-9
-            if found <= excess or self.random.random() < exp((excess - found) / heat):
-                at, excess = new, found
-                if excess < closest[0]:
-                    closest = excess, at
-            if excess <= 0:
-                target = self._target(shrink)
-                excess = self._excess(at, target)
-        return closest
+            some = heats[step : step + AT_ONCE]
+            done, placed = self._walk.run(some)
+            options.clock.charge(done * STEP_S + placed * PLACED_S)
+            step += done
+            if done < len(some):
+                new = self._walk.new
+                excess = self._excess(new, target)
+                self._walk.judged(excess)
+                if excess <= 0:
+                    closest, target = (excess, new), self._shorten(new, shrink)
+        return min(closest, self._walk.closest, key=lambda one: one[0])
+
+    def _shorten(self, layout: Allocation, shrink: float) -> Fraction:
+        """Walk on from the allocation of a plan, at a shorter period."""
+        target = self._target(shrink)
+        self._walk.begin(layout, self._excess(layout, target), self._period(layout, target))
+        return target
+
+    def _period(self, layout: Allocation, target: Fraction) -> int:
+        """Nanoseconds of all copies."""
+        return max(1, len(layout.turns) * target.numerator // target.denominator)
 
     def _choose_k(self) -> int:
         """Mostly one or as many as the best plan has; of the others that are allowed, small ones.
@@ -177,10 +202,9 @@ class SimulatedAnnealing:
 
         A schedule that fits is offered, as early and as short as its orders allow.
         """
-        self.state.options.clock.charge(self.step_s)
+        self.state.options.clock.charge(self.judged_s)
         costs, runs = self._seen(layout)
-        copies = len(layout.turns)
-        period = max(1, copies * target.numerator // target.denominator)
+        copies, period = len(layout.turns), self._period(layout, target)
         over = overload(costs, runs, period, copies)
         if over > 0:
             return 2 + over
@@ -224,94 +248,8 @@ class SimulatedAnnealing:
         assert costs is self.state.costs
         return self.state.offer(schedule)
 
-    def _step(self, layout: Allocation) -> Allocation:
-        """One or two random changes."""
-        for _ in range(2 if self.random.random() < 0.3 else 1):
-            layout = self._change(layout)
-        return self._kept(layout)
-
-    def _kept(self, layout: Allocation) -> Allocation:
-        """The layout with tied layers where one of theirs is, pinned ones on their GPUs."""
-        costs = self.state.costs
-        if not costs.tied_groups and not costs.pins:
-            return layout
-        homes = list(layout.homes)
-        for group in costs.tied_groups:
-            gpu = homes[self.random.choice(group)]
-            for layer in group:
-                homes[layer] = gpu
-        given = (
-            new if pin is None else pin for new, pin in zip(homes, costs.pinned_gpus, strict=True)
-        )
-        return replace(layout, homes=tuple(given))
-
-    def _change(self, layout: Allocation) -> Allocation:
-        """Move a border, a run of layers or a whole stage; swap two; split, join; shift; wait."""
-        draw, runs = self.random.random(), layout.runs
-        if self.random.random() < WAITING:
-            return replace(layout, waits=self._waiting(layout, runs))
-        if len(layout.turns) > 1 and draw < 0.1:
-            return replace(layout, turns=self._shifted(layout.turns))
-        homes = list(layout.homes)
-        if draw < 0.45 and len(runs) > 1:
-            self._move_border(runs, homes)
-        elif draw < 0.72:
-            begin, end, _ = self.random.choice(runs)
-            first = self.random.randint(begin, end)
-            last = min(end, first + self.random.choice((0, 0, 1, 2, 4, 8)))
-            _assign(homes, first, last, self.random.randrange(self.state.costs.gpus))
-        elif draw < 0.82:
-            first, last, _ = self.random.choice(runs)
-            _assign(homes, first, last, self.random.randrange(self.state.costs.gpus))
-        elif draw < 0.9:
-            one, other = self.random.choice(runs), self.random.choice(runs)
-            _assign(homes, one[0], one[1], other[2])
-            _assign(homes, other[0], other[1], one[2])
-        else:
-            return replace(layout, splits=self._resplit(layout))
-        return replace(layout, homes=tuple(homes))
-
-    def _move_border(self, runs: Sequence[PlacedStage], homes: list[int]) -> None:
-        index = self.random.randrange(1, len(runs))
-        (begin, _, before), (first, end, behind) = runs[index - 1 : index + 1]
-        count = self.random.choice((1, 1, 1, 2, 3))
-        if self.random.random() < 0.5:
-            _assign(homes, first, min(end, first + count - 1), before)
-        else:
-            _assign(homes, max(begin, first - count), first - 1, behind)
-
-    def _resplit(self, layout: Allocation) -> frozenset[int]:
-        """Forget splits that do nothing or one of the others, or add one."""
-        homes = layout.homes
-        real = {layer for layer in layout.splits if homes[layer] == homes[layer - 1]}
-        if real and self.random.random() < 0.5:
-            return frozenset(real - {self.random.choice(sorted(real))})
-        if len(homes) == 1:
-            return frozenset()
-        return frozenset(real | {self.random.randrange(1, len(homes))})
-
-    def _waiting(self, layout: Allocation, runs: Sequence[PlacedStage]) -> Waits:
-        """No wait for one of the stages that wait, or one for any stage, at its F or its B."""
-        firsts = [first for first, _, _ in runs]
-        kept = {first: layout.waits[first] for first in firsts if first in layout.waits}
-        if kept and self.random.random() < 0.5:
-            del kept[self.random.choice(list(kept))]
-            return kept
-        share = self.random.uniform(0, LONGEST_WAIT)
-        wait = (share, 0.0) if self.random.random() < 0.5 else (0.0, share)
-        return kept | {self.random.choice(firsts): wait}
-
-    def _shifted(self, turns: tuple[float, ...]) -> tuple[float, ...]:
-        copy = self.random.randrange(1, len(turns))
-        moved = turns[copy] + self.random.uniform(-0.15, 0.15)
-        return (0.0, *sorted([*turns[1:copy], min(max(moved, 0.0), 0.999), *turns[copy + 1 :]]))
-
 
 def memory_overflow(peaks: Sequence[int], budgets: Sequence[int]) -> float:
     """Bytes beyond memory, as shares of each GPU's, summed."""
     pairs = zip(peaks, budgets, strict=True)
     return sum(peak / max(1, budget) - 1 for peak, budget in pairs if peak > budget)
-
-
-def _assign(homes: list[int], first: int, last: int, gpu: int) -> None:
-    homes[first : last + 1] = [gpu] * (last + 1 - first)

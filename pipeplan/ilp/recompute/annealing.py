@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import exp
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.allocation_walk import stepped
 from pipeplan.ilp.local_search.annealing import (
+    COLD,
+    INITIAL_TEMPERATURE,
     TARGET_REDUCTIONS,
     SimulatedAnnealing,
     memory_overflow,
@@ -30,7 +35,7 @@ from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 
-STEP_S: Final = 3e-4
+JUDGED_S: Final = 3e-4
 """What a step counts for where work is counted: most contract a chain."""
 RECOMPUTE_SHARE: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""
@@ -41,7 +46,7 @@ class RecomputeAnnealing(SimulatedAnnealing):
 
     name = "recompute annealing"
     reductions = TARGET_REDUCTIONS
-    step_s = STEP_S
+    judged_s = JUDGED_S
 
     def __init__(self, joint: JointIncumbent, offered: StageOptions) -> None:
         """Repeatable for a seed."""
@@ -82,9 +87,43 @@ class RecomputeAnnealing(SimulatedAnnealing):
         assert self._contracted is not None
         return self.joint.offer(self._contracted, costs, schedule)
 
-    def _change(self, layout: Allocation) -> Allocation:
+    def _anneal(
+        self,
+        at: Allocation,
+        target: Fraction,
+        steps: int,
+        shrink: float,
+        end: float,
+        temperature: float = INITIAL_TEMPERATURE,
+    ) -> tuple[float, Allocation]:
+        """As `SimulatedAnnealing` does, step by step: each has a contracted chain of its own."""
+        excess = self._excess(at, target)
+        closest = excess, at
+        options, known = self.state.options, None
+        for step in range(steps):
+            # Steps charge what they do, and only plans change what is left to do: looks are free.
+            if options.clock.spent >= min(end, options.time_limit_s):
+                break
+            if self._best is not known:
+                if self._closed or target < self.state.bound:
+                    break
+                known = self._best
+            new = self._step(at)
+            found = self._excess(new, target)
+            heat = temperature * (1 - step / steps) + COLD
+            if found <= excess or self.random.random() < exp((excess - found) / heat):
+                at, excess = new, found
+                if excess < closest[0]:
+                    closest = excess, at
+            if excess <= 0:
+                target = self._target(shrink)
+                excess = self._excess(at, target)
+        return closest
+
+    def _step(self, layout: Allocation) -> Allocation:
+        """Other runs in a stage, or an allocation changed."""
         if self.random.random() > RECOMPUTE_SHARE:
-            return super()._change(layout)
+            return stepped(self.state.costs, layout, self.draws)
         stages = layout.segments()
         stage = self.random.choice(stages)
         runs = clip_to_stages(layout.recompute, stages)

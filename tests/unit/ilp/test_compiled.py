@@ -39,10 +39,14 @@ if {missing}:
     sys.modules["numba"] = None
 from fractions import Fraction
 from random import Random
+import numpy as np
 from pipeplan.ilp.compiled import AVAILABLE
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.allocation_walk import AllocationWalk
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
+from pipeplan.ilp.local_search.visit_cuts import VisitCuts
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import instance
 from pipeplan.ilp.step.list_scheduler import schedule_step
@@ -83,6 +87,13 @@ for model in ("exact", "paper"):
         )
         units.anneal(random, 200)
         print(units.homes, units.total, units.overload, units.bytes)
+        draws, heats = np.random.default_rng(k), np.full(100, 0.03)
+        walk = AllocationWalk(costs, draws)
+        walk.begin(Allocation((0,) * costs.layers, frozenset()), 3.0, max(1, period // k))
+        print(walk.run(heats), walk.new, walk.closest)
+        visits = VisitCuts(costs, (0, 1, 2, 1, 0), max(1, period // k), 1.1)
+        visits.anneal(draws, 100)
+        print(visits.homes, visits.excess)
 for seed in range(12):
     chain = some_chain(seed, 6, options=seed % 3)
     ways = dict(offload=seed % 2 == 1, nested=seed % 4 > 1)
@@ -97,19 +108,20 @@ for seed in range(12):
 def test_machine_code_computes_what_python_does() -> None:
     """80 rules and some cuts, with ample and scarce memory; 200 periodic schedules, allocations.
 
-    Options of 12 chains, contiguous plans with some of them. All numbers are the same.
+    As many walks from allocation to allocation, and cuts of visits. Options of 12 chains,
+    contiguous plans with some of them. All numbers are the same.
     """
     pytest.importorskip("numba")
     first, *rows = printed(missing=False)
     other, *plain = printed(missing=True)
     assert (first, other) == ("numba", "plain")
     assert rows == plain
-    assert len(rows) == 84 + 3 * 200 + 3 * 12
+    assert len(rows) == 84 + 5 * 200 + 3 * 12
     assert any(row.endswith("None") for row in rows[:84])
-    rows, options = rows[:684], rows[684:]
+    rows, options = rows[:1084], rows[1084:]
     assert len(set(options)) > 30
-    assert any(row.startswith("False") for row in rows[84::3])
-    for some in (rows[:84], rows[84::3], rows[85::3], rows[86::3]):
+    assert any(row.startswith("False") for row in rows[84::5])
+    for some in (rows[:84], *(rows[84 + kind :: 5] for kind in range(5))):
         assert len(set(some)) > 30
 
 
@@ -196,3 +208,27 @@ def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         StepSearch(state)
         SimulatedAnnealing(state)
         assert state.notes == notes
+
+
+MODULES = {
+    "base": "from pipeplan.ilp.compiled import compiled\n@compiled\ndef more(x): return x + {}\n",
+    "user": "from base import more\nfrom pipeplan.ilp.compiled import compiled\n"
+    "@compiled\ndef twice(x): return more(more(x))\n",
+}
+
+
+def test_machine_code_follows_the_files_it_is_made_of(tmp_path: Path) -> None:
+    """A function that is cached is made anew when a function of another file changes."""
+    pytest.importorskip("numba")
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    code = "from user import twice; print(twice(1), sum(twice.stats.cache_hits.values()))"
+    code = code.replace("twice.stats", "__import__('user').twice.stats")
+    (tmp_path / "user.py").write_text(MODULES["user"])
+    for added, expected in ((1, "3 0"), (1, "3 1"), (20, "41 0")):
+        text = MODULES["base"].format(added)
+        if not (tmp_path / "base.py").exists() or (tmp_path / "base.py").read_text() != text:
+            (tmp_path / "base.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == expected

@@ -98,11 +98,13 @@ def test_tables_equal_segments(model: Any, waits: bool) -> None:
         layers[i]["waiting_gradient_bytes"] = 1 if waits and i in (1, 4) else 0
     chain = handmade.chain([(1, 1)] * 6, layers, input_bytes=3)
     costs = replace(claim(handmade.base())[0], chain=chain, memory_model=model)
-    tables = segment_tables(costs)
-    for first in range(6):
-        for last in range(first, 6):
-            size, at = costs.segment(first, last), (first, last)
-            assert (tables.saved[at], tables.forward[at]) == (size.saved, size.forward)
-            assert (tables.backward[at], tables.states[at]) == (size.backward, size.states)
-            assert (tables.optimizer[at], tables.late[at]) == (size.optimizer, size.late)
+    for beside in (False, True):
+        tables = segment_tables(costs, beside=beside)
+        for first in range(6):
+            for last in range(first, 6):
+                size, at = costs.segment(first, last, beside), (first, last)
+                assert (tables.saved[at], tables.forward[at]) == (size.saved, size.forward)
+                assert (tables.backward[at], tables.states[at]) == (size.backward, size.states)
+                assert (tables.optimizer[at], tables.late[at]) == (size.optimizer, size.late)
+                assert tables.running[at] == size.running
     assert (tables.late > 0).any() == (waits and model == "exact")
