@@ -7,6 +7,7 @@ where a layer needs real data (it looks at values), the whole pass runs for real
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import quiet
 from pipeplan.capture.user_model.module_attributes import restored
+from pipeplan.capture.user_model.state_writes import StateWrites, states_of, storages
 from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
 from pipeplan.layout import passing_order
@@ -40,6 +42,8 @@ class BoundaryTrace:
     """Whether all of the layer's output lies in the memory of its input."""
     writes: tuple[bool, ...]
     """Whether the layer changes its input in place."""
+    changes: tuple[frozenset[int], ...]
+    """Of the buffers and frozen parameters that several layers have: storages it changes."""
 
 
 def trace_boundaries(
@@ -266,7 +270,8 @@ def _walk(
     fed: Sequence[tuple[int, ...]],
     entering: Sequence[int],
 ) -> BoundaryTrace:
-    boundaries, aliases, writes = [], [], []
+    boundaries, aliases, writes, changes = [], [], [], []
+    state_writes = StateWrites(_shared_storages(layers.values()))
     start, whose = batch.inputs, "the model's input"
     values = tuple(start[place] for place in entering) if entering else start
     for index, (name, layer) in enumerate(layers.items()):
@@ -277,7 +282,9 @@ def _walk(
         )
         versions = list(map(_version, inputs))
         extra = tuple(start[place].clone() for place in fed[index]) if fed else ()
-        values, whose = call_layer(name, layer, (*inputs, *extra)), f"layer {name!r}"
+        with state_writes.of(layer) as changed:
+            values, whose = call_layer(name, layer, (*inputs, *extra)), f"layer {name!r}"
+        changes.append(frozenset(changed))
         writes.append(list(map(_version, inputs)) != versions)
         held = {key(value) for value in inputs}
         aliases.append(all(key(part) in held for value in values for part in dense(value)))
@@ -296,7 +303,13 @@ def _walk(
         check_own(f"layer {name!r}", layer, values)
         # What no layer has is the caller's to train, as of a loss beside a rematerialized module.
         check_own(LOSS, layer, [checked], layers.values())
-    return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes))
+    return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes), tuple(changes))
+
+
+def _shared_storages(layers: Iterable[nn.Module]) -> frozenset[int]:
+    """Behind the buffers and frozen parameters that several of `layers` have."""
+    counts = Counter(storage for layer in layers for storage in storages(states_of(layer)))
+    return frozenset(storage for storage, count in counts.items() if count > 1)
 
 
 def _version(value: Tensor) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,14 +24,15 @@ from pipeplan.capture.eager_modules.detection import (
 from pipeplan.capture.eager_modules.run_watch import OpaqueModule
 from pipeplan.capture.graph.data_flow import DataFlow
 from pipeplan.capture.graph.export_with_eager import graph_of
-from pipeplan.capture.partition.graph_cuts import coarsened_cuts, layer_cuts
-from pipeplan.capture.partition.graph_layers import graph_layers
+from pipeplan.capture.partition.graph_cuts import Cut, coarsened_cuts, layer_cuts
+from pipeplan.capture.partition.graph_layers import CutLayer, graph_layers
 from pipeplan.capture.partition.sequential import (
     is_sequential,
     seeding_layers,
     sequential_eager,
     sequential_layers,
 )
+from pipeplan.capture.partition.shared_states import joined_notes, shared_states, starts_without
 from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import check_call
@@ -41,19 +42,26 @@ from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_recorded, check_updates
 from pipeplan.layout import is_repeated
-from pipeplan.nested import MicroBatch, ModelArguments, Structure, layer_loss, text_of
+from pipeplan.nested import LayerLoss, MicroBatch, ModelArguments, Structure, layer_loss, text_of
 from pipeplan.precision import casting, check_autocast
 from pipeplan.repeat import kept_generators
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 
 
-def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) -> SplitModel:
+def split(
+    task: Task,
+    max_layers: int | None = None,
+    *,
+    evaluates: bool = True,
+    in_order: bool = False,
+) -> SplitModel:
     """The layers of `task.model` and the boundaries between them.
 
     `nn.Sequential` and lists give one layer per module. Any other model is exported into a graph
     and cut where little passes; what a graph cannot hold stays a module, a layer of its own
-    (`SplitModel.notes`). Whether the layers train as the model does is another question
+    (`SplitModel.notes`). Layers that share what a forward changes are one: other micro-batches
+    come between two stages. Whether the layers train as the model does is another question
     (`agreement`).
     Boundaries come from a pass over micro-batch 0 that computes nothing where the model allows.
     Random states are left as they were.
@@ -63,6 +71,8 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
         max_layers: merges layers until there are no more than these; the ones that are cheap
             to lose first.
         evaluates: whether the layers run in eval mode, too, which takes a second export.
+        in_order: whether the layers only ever run in the model's order, one micro-batch after
+            the other; then they may share what a forward changes.
 
     Raises:
         InputError: if the model cannot be exported, a layer fails or returns something other
@@ -92,12 +102,14 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
         if is_sequential(model):
             kept = sequential_eager(model, batch.arguments)
             loss = layer_loss(task.loss, None)
-            layers, traced = sequential_layers(model, loss, batch, max_layers)
+            row = sequential_layers(model, loss, batch, max_layers, in_order=in_order)
             drawing = [model.get_submodule(name) for name in kept if kept[name].draws]
-            eager = tuple(_eager_rows(model, layers, kept))
-            found = _made(task, batch, seeding_layers(layers, drawing), traced, kept)
+            eager = tuple(_eager_rows(model, row.layers, kept))
+            found = _made(task, batch, seeding_layers(row.layers, drawing), row.traced, kept)
+            found = replace(found, notes=(*found.notes, *row.notes))
         else:
-            found, eager = _by_graph(task, model, batch, max_layers, evaluates=evaluates)
+            cutter = _graph_cutter(task, model, batch, evaluates=evaluates)
+            found, eager = _by_graph(task, cutter, max_layers, in_order=in_order)
     return replace(
         found,
         compile=backend,
@@ -108,30 +120,81 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
     )
 
 
-def _by_graph(
-    task: Task, model: nn.Module, batch: MicroBatch, max_layers: int | None, *, evaluates: bool
-) -> tuple[SplitModel, tuple[int, ...]]:
-    """The model cut, and which of its layers stay eager."""
+@dataclass(frozen=True, slots=True)
+class _GraphCutter:
+    """A model's graph, and what it takes to make layers of it."""
+
+    model: nn.Module
+    flow: DataFlow
+    evaluation: DataFlow | None
+    """In eval mode, if it has a graph there."""
+    kept: Mapping[str, OpaqueModule]
+    """Modules that stay eager."""
+    loss: LayerLoss
+    batch: MicroBatch
+
+    def cut(self, cuts: Sequence[Cut]) -> _CutGraph:
+        """The layers between `cuts`."""
+        layers, entering = graph_layers(self.flow, cuts, self.evaluation, self.model)
+        modules = {each.name: each.module for each in layers}
+        fed = tuple(each.fed for each in layers)
+        traced = trace_boundaries(modules, self.loss, self.batch, fed, entering)
+        return _CutGraph(tuple(layers), entering, traced)
+
+
+@dataclass(frozen=True, slots=True)
+class _CutGraph:
+    """Layers of a graph."""
+
+    layers: tuple[CutLayer, ...]
+    entering: tuple[int, ...]
+    """Which of the model's inputs the first one takes."""
+    traced: BoundaryTrace
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The layers by name."""
+        return {each.name: each.module for each in self.layers}
+
+
+def _graph_cutter(
+    task: Task, model: nn.Module, batch: MicroBatch, *, evaluates: bool
+) -> _GraphCutter:
+    """The exported model."""
     own_loss = task.loss is None
     flow, kept = graph_of(model, batch.arguments, own_loss=own_loss)
     evaluation = _in_eval_mode(model, batch.arguments, kept, own_loss) if evaluates else None
-    cuts = layer_cuts(flow)
-    if max_layers is not None:
-        cuts = coarsened_cuts(flow, cuts, max_layers)
-    made, entering = graph_layers(flow, cuts, evaluation, model)
-    layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
-    fed = tuple(piece.fed for piece in made)
     loss = layer_loss(task.loss, flow.exported.returned)
-    traced = trace_boundaries(layers, loss, batch, fed, entering)
-    eager = tuple(index for index, piece in enumerate(made) if piece.is_eager)
-    found = _made(task, batch, layers, traced, kept, fed)
-    notes = (*found.notes, flow.exported.note) if flow.exported.note else found.notes
-    modules = tuple(piece.modules for piece in made)
-    found = replace(found, returned=flow.exported.returned, notes=notes, modules=modules)
-    if len(entering) < len(batch.inputs):
+    return _GraphCutter(model, flow, evaluation, kept, loss, batch)
+
+
+def _by_graph(
+    task: Task, cutter: _GraphCutter, max_layers: int | None, *, in_order: bool
+) -> tuple[SplitModel, tuple[int, ...]]:
+    """The model cut, and which of its layers stay eager."""
+    flow, batch = cutter.flow, cutter.batch
+    cuts = layer_cuts(flow)
+    graph, joined = cutter.cut(cuts), tuple[str, ...]()
+    parts = list(graph.modules.values())
+    if not in_order and (states := shared_states(parts, graph.traced.changes)):
+        joined = tuple(joined_notes(states, graph.modules, cutter.model))
+        cuts = [cuts[start - 1] for start in starts_without(states, len(parts))[1:]]
+        graph = cutter.cut(cuts)
+    if max_layers is not None and len(cuts) >= max_layers:
+        graph = cutter.cut(coarsened_cuts(flow, cuts, max_layers))
+    fed = tuple(each.fed for each in graph.layers)
+    found = _made(task, batch, graph.modules, graph.traced, cutter.kept, fed)
+    exported = flow.exported
+    found = replace(
+        found,
+        returned=exported.returned,
+        notes=(*found.notes, *joined, *([exported.note] if exported.note else [])),
+        modules=tuple(each.modules for each in graph.layers),
+    )
+    if len(graph.entering) < len(batch.inputs):
         specs = tuple(map(spec_of, batch.inputs))
-        found = replace(found, inputs=specs, entering=entering)
-    return found, eager
+        found = replace(found, inputs=specs, entering=graph.entering)
+    return found, tuple(index for index, each in enumerate(graph.layers) if each.is_eager)
 
 
 def _eager_rows(

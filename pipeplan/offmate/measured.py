@@ -117,7 +117,7 @@ def blocks_of(task: Task, max_layers: int | None = None) -> SplitModel:
         InputError: if it cannot.
     """
     _refuse(task)
-    model = split(task, max_layers)
+    model = split(task, max_layers, in_order=True)
     model.check_torch_draws("states on the host")
     if model.device != "cpu":
         raise InputError(

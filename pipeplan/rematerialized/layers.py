@@ -123,7 +123,8 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
     loss, target = taken.loss or (_any_loss, torch.zeros((), device=source.device))
     given = partial(loss)  # a module's own parameters are the caller's to train
     task = Task(model=module, loss=given, optimizer=_no_optimizer, data=lambda _: (source, target))
-    cut = split(task, max_layers, evaluates=False)  # the module itself is evaluated
+    # The module itself is evaluated.
+    cut = split(task, max_layers, evaluates=False, in_order=True)
     if cut.returned is not None:
         raise InputError(
             f"rematerialize: model {type(module).__name__}: returned {len(cut.returned.leaves)}"

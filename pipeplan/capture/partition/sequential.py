@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeplan.capture.eager_modules.detection import opaque_modules, outermost_m
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.eager_modules.run_watch import OpaqueModule
 from pipeplan.capture.partition.cut_selection import select_cuts
+from pipeplan.capture.partition.shared_states import joined_notes, shared_states, starts_without
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.errors import InputError
 from pipeplan.nested import LayerLoss, MicroBatch, ModelArguments
@@ -27,17 +29,32 @@ def is_sequential(model: nn.Module) -> bool:
     return type(model) in (nn.Sequential, nn.ModuleList)
 
 
+@dataclass(frozen=True, slots=True)
+class SequentialLayers:
+    """The layers of a sequence."""
+
+    layers: dict[str, nn.Module]
+    """By name, such as `0:Linear`."""
+    traced: BoundaryTrace
+    """The boundaries between them."""
+    notes: tuple[str, ...]
+    """What the user should know of those that were joined."""
+
+
 def sequential_layers(
     model: nn.Module,
     loss: LayerLoss,
     batch: MicroBatch,
     max_layers: int | None = None,
-) -> tuple[dict[str, nn.Module], BoundaryTrace]:
-    """The layers by name, such as `0:Linear`, and the boundaries between them.
+    *,
+    in_order: bool = False,
+) -> SequentialLayers:
+    """The layers of a sequence and the boundaries between them.
 
     Members of an `nn.Sequential` take several tensors as one tuple, those of a list one by one.
     A layer that only gives its input another shape, or works in place, joins the layer before it:
-    a cut there would save nothing.
+    a cut there would save nothing. Layers that share what a forward changes are one, unless they
+    only ever run `in_order`.
 
     Raises:
         InputError: if there are none, one fails, returns anything but tensors, or changes its
@@ -60,10 +77,13 @@ def sequential_layers(
     joined = _joined(layers, _starts(traced))
     if len(joined) < len(layers):
         layers, traced = joined, trace_boundaries(joined, loss, batch)
+    states = [] if in_order else shared_states(list(layers.values()), traced.changes)
+    notes = tuple(joined_notes(states, layers, model))
+    if states:
+        layers = _joined(layers, starts_without(states, len(layers)))
+        traced = trace_boundaries(layers, loss, batch)
     if max_layers is not None and len(layers) > max_layers:
-        sizes = [sum(map(_size, boundary)) for boundary in traced.boundaries[1:]]
-        cuts = select_cuts(_work(layers, traced), sizes, max_layers)
-        layers = _joined(layers, [0, *(cut + 1 for cut in cuts)])
+        layers = _coarsened(layers, traced, max_layers)
         traced = trace_boundaries(layers, loss, batch)
     for index, name in enumerate(layers):
         if index and traced.writes[index]:
@@ -72,7 +92,7 @@ def sequential_layers(
                 " it is, since the layer before may keep it for its backward. Use the operation"
                 " that returns a new tensor, or give both layers as one."
             )
-    return layers, traced
+    return SequentialLayers(layers, traced, notes)
 
 
 def sequential_eager(model: nn.Module, arguments: ModelArguments) -> dict[str, OpaqueModule]:
@@ -188,6 +208,15 @@ def _joined(layers: dict[str, nn.Module], starts: Sequence[int]) -> dict[str, nn
         names, parts = zip(*named[first:end], strict=True)
         result["+".join(names)] = JoinedLayer(parts) if len(parts) > 1 else parts[0]
     return result
+
+
+def _coarsened(
+    layers: dict[str, nn.Module], traced: BoundaryTrace, count: int
+) -> dict[str, nn.Module]:
+    """At most `count` layers."""
+    sizes = [sum(map(_size, boundary)) for boundary in traced.boundaries[1:]]
+    cuts = select_cuts(_work(layers, traced), sizes, count)
+    return _joined(layers, [0, *(cut + 1 for cut in cuts)])
 
 
 def _work(layers: dict[str, nn.Module], traced: BoundaryTrace) -> list[int]:
