@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeplan.errors import InputError
 from pipeplan.runtime.parameters.extremes import extremes
 from pipeplan.runtime.parameters.gradient_norms import NormLayout, norms_of
-from pipeplan.runtime.transport.base import Pending, Transport, wait_all
+from pipeplan.runtime.transport.base import Pending, Transport, wait_for
 from pipeplan.task import LossScale
 
 _EPSILON = 1e-6
@@ -130,7 +130,8 @@ class StepDecisions:
         self._tag = tag
         self._found: dict[int, list[_Found]] = {}
         self._rows: dict[int, dict[int, Tensor]] = {}
-        self._pending: dict[int, list[Pending]] = {}
+        self._pending: dict[int, dict[int, list[Pending]]] = {}
+        """By step and rank."""
         self._decided: dict[int, StepDecision] = {}
 
     def add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
@@ -148,12 +149,14 @@ class StepDecisions:
         here = self._transport.rank
         row = self._row(step)
         rows = {rank: self._blank(rank) for rank in self._layout.hosts if rank != here}
-        pending = []
-        for rank, blank in rows.items():
-            pending.append(self._transport.receive(blank, rank, self._tag))
-            pending.append(self._transport.send(row, rank, self._tag))
+        self._pending[step] = {
+            rank: [
+                self._transport.receive(blank, rank, self._tag),
+                self._transport.send(row, rank, self._tag),
+            ]
+            for rank, blank in rows.items()
+        }
         self._rows[step] = rows | {here: row}
-        self._pending[step] = pending
 
     def _row(self, step: int) -> Tensor:
         """What this rank knows of `step`, read from the GPU at once: finite, norms by place."""
@@ -174,7 +177,7 @@ class StepDecisions:
     def wait(self, step: int) -> StepDecision:
         """The decision about `step`; steps come in order, each as often as wanted."""
         if step not in self._decided:
-            wait_all(self._pending.pop(step))
+            _wait_for_all(self._pending.pop(step))
             self._decided[step] = self._decide(step, self._rows.pop(step))
             self._decided.pop(step - 2, None)
         return self._decided[step]
@@ -182,7 +185,7 @@ class StepDecisions:
     def forget(self) -> None:
         """Let what was told of steps that nobody decides arrive."""
         for pending in self._pending.values():
-            wait_all(pending)
+            _wait_for_all(pending)
         self._pending.clear()
         self._rows.clear()
 
@@ -204,6 +207,12 @@ class StepDecisions:
         pairs = (zip(places[rank], row[1:].tolist(), strict=True) for rank, row in rows.items())
         wrong = sorted(place for row in pairs for place, norm in row if not math.isfinite(norm))
         return f"the norm of {self._layout.told(wrong[0])}" if wrong else "the gradient's norm"
+
+
+def _wait_for_all(pending: Mapping[int, Sequence[Pending]]) -> None:
+    """Wait for the messages of each rank."""
+    for rank, messages in pending.items():
+        wait_for(rank, messages)
 
 
 def _found(places: list[int], gradients: list[Tensor], *, look: bool) -> _Found:

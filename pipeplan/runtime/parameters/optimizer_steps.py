@@ -286,8 +286,11 @@ class OptimizerSteps(StepPolicy):
             yield
         except PeerLostError as error:
             cause = str(error).partition(". ")[0]
+            whom, peers = "a peer", tuple[int, ...]()
+            if error.peer is not None:
+                whom, peers = f"peer rank {error.peer}", (error.peer,)
             raise RankError(
-                f"rank {self._rank}: the update of stage {stage} lost a peer: {cause}"
+                f"rank {self._rank}: the update of stage {stage} lost {whom}: {cause}", peers
             ) from error
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pipeplan.runtime.parameters.gradient_clipping import StepDecision
 from pipeplan.runtime.parameters.gradient_norms import NormLayout, norms_of
 from pipeplan.runtime.parameters.weights import Weights
-from pipeplan.runtime.transport.base import Pending, Transport, wait_all
+from pipeplan.runtime.transport.base import Pending, Transport, wait_for
 
 Told = Callable[[int, float, tuple[float, ...]], None]
 """Hears step, norm of its gradient, and the learning rates of its update."""
@@ -119,7 +119,7 @@ class StepReports:
     def finish(self) -> None:
         """Tell of all steps; the pipeline is empty."""
         self._tell(max(self._open, default=0))
-        wait_all([pending for _, pending in self._sent])
+        wait_for(self._teller, [pending for _, pending in self._sent])
         self._sent.clear()
 
     def _tell(self, newest: int) -> None:
@@ -139,7 +139,7 @@ class StepReports:
         row = self._row(report)
         if row.numel():
             if len(self._sent) > self._lag:
-                wait_all([self._sent.popleft()[1]])
+                wait_for(self._teller, [self._sent.popleft()[1]])
             self._sent.append((row, self._transport.send(row, self._teller, self._tag)))
 
     def _heard(self, report: _RankReport) -> tuple[float, tuple[float, ...]]:
@@ -151,7 +151,9 @@ class StepReports:
         others = [
             (rank, row) for rank, row in rows.items() if rank != self._teller and row.numel()
         ]
-        wait_all([self._transport.receive(row, rank, self._tag) for rank, row in others])
+        pending = [(rank, self._transport.receive(row, rank, self._tag)) for rank, row in others]
+        for rank, message in pending:
+            wait_for(rank, [message])
         rates = {rate for row in rows.values() for rate in row[1].tolist()}
         norm = report.norm
         if norm is None:

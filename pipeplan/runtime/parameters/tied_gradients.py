@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeplan.runtime.parameters.slots import ParameterSlots
 from pipeplan.runtime.parameters.tied_parameters import Tie, Use, check_hooks, tags_of
-from pipeplan.runtime.transport.base import Pending, Transport, wait_all
+from pipeplan.runtime.transport.base import Pending, Transport, wait_for
 
 Holder = Callable[[Use], ParameterSlots]
 """Who has the gradient of a use of this rank."""
@@ -53,6 +53,8 @@ class _Inbox:
     """What the owner gets from one copy elsewhere, and later sends back from."""
 
     buffer: Tensor
+    rank: int
+    """Of the copy."""
     flag: _Flag = field(default_factory=_Flag)
     """Whether anything has reached what is in the buffer."""
     pending: list[Pending] = field(default_factory=list)
@@ -61,7 +63,7 @@ class _Inbox:
 
     def settle(self) -> None:
         """Wait for what is under way."""
-        wait_all(self.pending)
+        wait_for(self.rank, self.pending)
         self.pending.clear()
 
 
@@ -70,6 +72,8 @@ class _Total:
     """What a copy elsewhere waits for, and what it has sent meanwhile."""
 
     use: Use
+    owner: int
+    """Its rank."""
     pending: tuple[Pending, ...]
     sent: _Flag
     received: _Flag
@@ -88,7 +92,7 @@ class TiedGradients:
         self._tags = tags_of(ties, first_tag)
         here = transport.rank
         self._inboxes = {
-            id(use): _Inbox(torch.empty_like(self._gradient(tie.owner, 0)))
+            id(use): _Inbox(torch.empty_like(self._gradient(tie.owner, 0)), use.rank)
             for tie in ties
             if tie.owner.rank == here
             for use in tie.uses
@@ -157,7 +161,7 @@ class TiedGradients:
             carrier.receive(buffer, owner, tag),
             carrier.receive(received.message, owner, tag),
         )
-        return _Total(use, pending, sent, received)
+        return _Total(use, owner, pending, sent, received)
 
     def collect(self, stage: int, step: int) -> None:
         """Add what other layers have summed to the gradients that `stage` owns, in chain order.
@@ -198,7 +202,7 @@ class TiedGradients:
     def await_totals(self, stage: int, step: int) -> None:
         """Return once the copies of `stage` have their gradients of `step`."""
         for total in self._totals.pop((stage, step), []):
-            wait_all(total.pending)
+            wait_for(total.owner, total.pending)
             self._say_reached(total.use, step, reached=total.received.raised)
 
     def finish(self) -> None:

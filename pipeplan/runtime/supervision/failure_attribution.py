@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import FrameType
 
 from torch.distributed.distributed_c10d import Store
 
 from pipeplan.errors import PipeplanError, RankError
-from pipeplan.runtime.transport.base import wait_all
+from pipeplan.runtime.transport.base import wait_all, wait_for
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 
 _LOOK_S = 0.25
@@ -126,7 +126,8 @@ class FailureAttribution:
                 if self._store.check([_ALARM]):
                     frame = sys._current_frames().get(self._main)  # noqa: SLF001
                     if not self._store.check([f"report{self._rank}"]):
-                        self._write(self._tell(_waits(frame)))
+                        told, missed = self._tell(_waits(frame)), _missed(frame)
+                        self._write(replace(told, peers=missed) if missed else told)
                     return
 
 
@@ -157,3 +158,12 @@ def _waits(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _missed(frame: FrameType | None) -> tuple[int, ...]:
+    """The one rank that one of our frames waits for, where it says so."""
+    while frame is not None:
+        if frame.f_code is wait_for.__code__:
+            return (frame.f_locals["peer"],)
+        frame = frame.f_back
+    return ()

@@ -18,6 +18,11 @@ _Result = TypeVar("_Result")
 class PeerLostError(Exception):
     """The other end of a message is gone or silent for too long."""
 
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        """Takes what happened, and the rank at the other end, where it is known."""
+        super().__init__(message)
+        self.peer = peer
+
 
 class Pending(Protocol):
     """A message on its way."""
@@ -90,6 +95,18 @@ def wait_all(pending: Sequence[Pending]) -> None:
             message.wait()
     except RuntimeError as error:
         lost(error)
+
+
+def wait_for(peer: int, pending: Sequence[Pending]) -> None:
+    """Wait for every message from or to one rank.
+
+    Raises:
+        PeerLostError: as `wait_all`; it names the rank.
+    """
+    try:
+        wait_all(pending)
+    except PeerLostError as error:
+        raise PeerLostError(str(error), peer) from error
 
 
 def interruptible(work: Callable[[], _Result]) -> _Result:

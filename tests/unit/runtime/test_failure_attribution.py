@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 from torch.distributed import HashStore
 
 from pipeplan.errors import RankError
@@ -13,9 +16,17 @@ from pipeplan.runtime.supervision import failure_attribution
 from pipeplan.runtime.supervision.failure_attribution import (
     FailureAttribution,
     RankActivity,
+    _missed,
     _waits,
 )
-from pipeplan.runtime.transport.base import wait_all
+from pipeplan.runtime.transport.base import (
+    PeerLostError,
+    Pending,
+    Transport,
+    WrappedTransport,
+    wait_all,
+    wait_for,
+)
 from tests import pipelines
 
 
@@ -100,6 +111,55 @@ def test_a_wait_for_a_message_is_seen() -> None:
     wait_all([Message()])
     assert seen == [True]
     assert not _waits(inspect.currentframe())
+
+
+def test_a_wait_for_one_rank_names_it() -> None:
+    """The error does, and so do others that look at where this rank is."""
+    seen: list[tuple[int, ...]] = []
+
+    class Message:
+        def wait(self) -> None:
+            seen.append(_missed(inspect.currentframe()))
+            raise PeerLostError("no message within 3 s")
+
+    with pytest.raises(PeerLostError, match="no message within 3 s") as caught:
+        wait_for(2, [Message()])
+    assert caught.value.peer == 2
+    assert seen == [(2,)]
+    assert _missed(inspect.currentframe()) == ()
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_an_update_names_the_rank_that_it_misses(clip: bool) -> None:
+    """Where all ranks' norms decide, and where the rank with the losses hears of the step."""
+    split, task = pipelines.toy()
+    plan = pipelines.plan_of([4], [0, 1], "2bw", microbatches=2)
+    whole = pipelines.pattern_of(plan, period=3)
+
+    class Deaf(WrappedTransport):
+        """Hears nothing of what is no tensor between stages."""
+
+        def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+            return (
+                _Silent() if tensor.dtype == torch.float64 else super().receive(tensor, peer, tag)
+            )
+
+    class _Silent:
+        def wait(self) -> None:
+            raise PeerLostError("no message within 3 s")
+
+    def work(transport: Transport) -> None:
+        feed = pipelines.TaskFeed(task, split, Uses.of(plan, split, transport.rank))
+        deaf = Deaf(transport) if transport.rank == 1 else transport
+        given = replace(task, clip_norm=1.0 if clip else None)
+        ends = plan, whole, split, given, feed, deaf, pipelines.Listener()
+        pipelines.build(*ends, seed=0, reports=True).executor.run(0, 3)
+
+    with pytest.raises(
+        RankError, match="stage 1 lost peer rank 0: no message within 3 s"
+    ) as caught:
+        pipelines.run_ranks(2, work)
+    assert caught.value.peers == (0,)
 
 
 def test_executor_says_what_it_does() -> None:
