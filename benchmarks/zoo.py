@@ -52,6 +52,17 @@ def summary(found: dict[str, Row]) -> Iterator[str]:
     for cause, models in Counter(map(_shared_or_not, found.values())).most_common():
         if cause:
             yield f"{models} of these {works - equal} {cause}."
+    exported = sum(_is_exported(row) for row in found.values())
+    if exported:
+        yield (
+            f"{exported} run as for an export: they compute what the plain loop may leave out (a"
+            " mask that masks nothing), so other kernels may run, and whether the last bits are"
+            " equal may depend on the machine."
+        )
+
+
+def _is_exported(row: Row) -> bool:
+    return any(note.startswith(_EXPORTED) for note in _last(row).get("notes", []))
 
 
 def _shared_or_not(row: Row) -> str:
@@ -116,6 +127,7 @@ def _why(row: Row) -> str:
 
 
 _SHARED = "added up layer by layer"
+_EXPORTED = "the model runs as for an export"
 _UNEXPLAINED = "not found out; the layers in one process have the model's bits"
 
 
@@ -123,7 +135,7 @@ def _cause(note: str) -> str:
     """The reason for other last bits that a note of the profile tells, if any."""
     if _SHARED in note:
         return "shared parameters: gradients are added up layer by layer"
-    if note.startswith("the model runs as for an export"):
+    if note.startswith(_EXPORTED):
         place = note.partition("reads values at ")[2].partition(",")[0]
         return f"in training it reads values at {place}: its graph has what all values need"
     return note if note.startswith("in one process") else ""

@@ -63,7 +63,7 @@ def tried(make: Make, *, draws: bool = False) -> Trial:
     """
     trial = Trial("failed")
     try:
-        with _quiet():
+        with _quiet(), _checked_distributions():
             chain = _profiled(make, trial)
             plan = planned(chain)
             trial.layers, trial.stages = len(chain.layers), len(plan.stages)
@@ -98,6 +98,21 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _checked_distributions() -> Iterator[None]:
+    """Distributions check what they are given, unless the task says otherwise, and then again.
+
+    It says so for the whole process, and others may have.
+    """
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(__debug__)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 def _made(make: Make) -> Task:
