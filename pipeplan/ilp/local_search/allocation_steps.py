@@ -74,8 +74,9 @@ def walk(
     draws: Floats,
     heats: Floats,
     judged: bool,
-) -> tuple[int, int]:
-    """Anneal until a step's schedule fits as far as estimated, or the random numbers are used.
+    enough: int,
+) -> tuple[int, int, bool]:
+    """Anneal until a step's schedule fits as far as estimated, or until there are no more steps.
 
     Args:
         chain: what `chain_arrays` makes of it.
@@ -89,10 +90,11 @@ def walk(
         heats: by step, the excess that it accepts with probability 1/e.
         judged: whether the first step is made and judged already, so that `excesses` has what it
             came to: it is accepted or not.
+        enough: after so many copies of stages that were placed no other step begins.
 
     Returns:
-        How many steps are done; the next one is made and has no excess by the estimate, unless
-        there are no more. How many stages were placed.
+        How many steps are done, and how many copies of stages were placed; whether one more step
+        is made, which has no excess by the estimate.
     """
     placed = 0
     for step in range(len(draws)):
@@ -103,7 +105,7 @@ def walk(
             excesses[1], stages_placed = judge(chain, stages, new, period)
             placed += stages_placed
             if excesses[1] <= 0:
-                return step, placed
+                return step, placed, True
         behind = excesses[1] - excesses[0]
         if behind <= 0 or row[-1] < exp(-behind / heats[step]):
             _copy(new, at)
@@ -111,7 +113,9 @@ def walk(
             if excesses[0] < excesses[2]:
                 _copy(at, closest)
                 excesses[2] = excesses[0]
-    return len(draws), placed
+        if placed >= enough:
+            return step + 1, placed, False
+    return len(draws), placed, False
 
 
 @compiled

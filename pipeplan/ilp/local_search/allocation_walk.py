@@ -6,6 +6,8 @@ arrays in a few microseconds.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from pipeplan.ilp.compiled import Floats, Ints, with_attributes
@@ -17,6 +19,8 @@ from pipeplan.ilp.modulo_scheduling import STAGE
 
 Arrays = tuple[Ints, Ints, Floats, Floats]
 """An allocation, as `allocation_steps` has it."""
+ENOUGH: Final = 2000
+"""Copies of stages that are placed in one go: some ms, where there are few of them."""
 
 
 class AllocationWalk:
@@ -43,24 +47,30 @@ class AllocationWalk:
     def run(self, heats: Floats) -> tuple[int, int]:
         """Make a step for each temperature, until one comes to what fits by the estimate.
 
+        It also ends where steps take long; see `waits`.
+
         Args:
             heats: Excess that the step accepts with probability 1/e.
 
         Returns:
-            How many steps are done: if fewer, the next one came to `new`, and waits until it is
-            `judged`. How many copies of stages were placed.
+            How many steps are done, how many copies of stages were placed.
         """
         draws = self._random.random((len(heats), DRAWS))
         waiting = self._pending is not None
         if self._pending is not None:
             draws[0] = self._pending
         places = (self._at, self._new, self._closest)
-        done, placed = walk(
+        done, placed, found = walk(
             *(self._chain, self._stages, *places, self._excesses, self._period),
-            *(draws, heats, waiting),
+            *(draws, heats, waiting, ENOUGH),
         )
-        self._pending = draws[done] if done < len(heats) else None
+        self._pending = draws[done] if found else None
         return done, placed
+
+    @property
+    def waits(self) -> bool:
+        """Whether one more step came to `new` and waits until it is `judged`."""
+        return self._pending is not None
 
     def judged(self, excess: float) -> None:
         """The allocation `new` is so far from a plan."""

@@ -43,7 +43,7 @@ PLACED_S: Final = 1.2e-6
 JUDGED_S: Final = 1e-4
 """What an allocation counts for that is judged by the bytes of its plan."""
 AT_ONCE: Final = 100
-"""Steps between two looks at the clock."""
+"""Steps between two looks at the clock, at most."""
 COLD: Final = 1e-9
 """Added to every temperature: the last ones are next to nothing."""
 
@@ -161,11 +161,10 @@ class SimulatedAnnealing:
                 if self._closed or target < self.state.bound:
                     break
                 known = self._best
-            some = heats[step : step + AT_ONCE]
-            done, placed = self._walk.run(some)
+            done, placed = self._walk.run(heats[step : step + AT_ONCE])
             options.clock.charge(done * STEP_S + placed * PLACED_S)
             step += done
-            if done < len(some):
+            if self._walk.waits:
                 new = self._walk.new
                 excess = self._excess(new, target)
                 self._walk.judged(excess)

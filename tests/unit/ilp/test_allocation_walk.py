@@ -181,6 +181,7 @@ def test_a_walk_ends_at_what_fits() -> None:
     begun = listed(costs, at, period)[0]
     walking.begin(at, begun, period)
     done, placed = walking.run(np.full(2000, 0.03))
+    assert walking.waits
     assert 0 < done < 2000
     assert placed > 0
     assert listed(costs, walking.new, period)[0] == 0
@@ -203,7 +204,31 @@ def test_what_does_not_fit_after_all_is_weighed() -> None:
         places = [arrays_of(at), arrays_of(replace(at, homes=(1,) * 6)), arrays_of(at)]
         excesses = np.array([0.5, 0.6, 0.5])
         draws = np.full((1, DRAWS), 0.5)
-        done = walk(known, stages, *places, excesses, 6, draws, np.array([heat]), True)
-        assert done == (1, 0)
+        done = walk(known, stages, *places, excesses, 6, draws, np.array([heat]), True, 1)
+        assert done == (1, 0, False)
         assert (places[0][0][0] == 1) == goes
         assert excesses.tolist() == [0.6 if goes else 0.5, 0.6, 0.5]
+
+
+def test_a_walk_ends_where_steps_take_long() -> None:
+    """It goes on from there; the same random numbers come to the same allocation."""
+    costs = CostModel(handmade.chain([(1, 1)] * 6), uniform(2, 80), "flush", "exact")
+    known, stages = chain_arrays(costs), with_attributes(np.zeros(6, STAGE))
+    at, period = Allocation((0, 0, 0, 1, 1, 1), frozenset(), waits={0: (0.5, 0.0)}), 12
+    draws, heats = np.random.default_rng(0).random((50, DRAWS)), np.full(50, 1.0)
+    draws[:, 0] = draws[:, DRAWS // 2] = 0.9  # changes of homes alone
+    ends = []
+    for enough in (10**6, 7):
+        places, excesses, step = [arrays_of(at) for _ in range(3)], np.full(3, 0.5), 0
+        while step < 50:
+            rest = draws[step:], heats[step:]
+            done, placed, found = walk(
+                known, stages, *places, excesses, period, *rest, False, enough
+            )
+            if found:
+                places[2][0][:] = places[1][0]
+                done += 1
+            assert enough > 7 or placed <= 7 + 6
+            step += done
+        ends.append(allocation_of(places[0]))
+    assert ends[0] == ends[1]
