@@ -14,6 +14,7 @@ INTERRUPTED = """
 import os, signal, threading
 from pipeplan.solver_threads import SolverThread, run_threads
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who began this may ignore it
 asked = threading.Event()
 
 def solve():
