@@ -1,7 +1,6 @@
 """Annealing over allocations, many steps at a time.
 
-What `Allocation` and `list_scheduler` say of one allocation, `allocation_steps` computes from
-arrays in a few microseconds.
+An allocation becomes arrays (`allocation_steps`) and is one again where Python looks at it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import numpy as np
 from pipeplan.ilp.compiled import Floats, Ints, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.allocation_steps import DRAWS, keep, make_step, walk
+from pipeplan.ilp.local_search.allocation_moves import DRAWS, keep, make_step
+from pipeplan.ilp.local_search.allocation_steps import walk
 from pipeplan.ilp.local_search.chain_arrays import chain_arrays
 from pipeplan.ilp.modulo_scheduling import STAGE
 

@@ -12,7 +12,9 @@ from pipeplan.cluster import Gpu, Pair, uniform
 from pipeplan.ilp.compiled import with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.allocation_steps import DRAWS, LONGEST_WAIT, judge, walk
+from pipeplan.ilp.local_search.allocation_judge import judge
+from pipeplan.ilp.local_search.allocation_moves import DRAWS, LONGEST_WAIT
+from pipeplan.ilp.local_search.allocation_steps import walk
 from pipeplan.ilp.local_search.allocation_walk import (
     AllocationWalk,
     allocation_of,
