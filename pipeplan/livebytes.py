@@ -44,6 +44,11 @@ def key(tensor: torch.Tensor) -> int:
     return id(tensor.untyped_storage())
 
 
+def storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The keys of the distinct storages behind `tensors`."""
+    return {key(part) for tensor in tensors for part in dense(tensor)}
+
+
 def peak_bytes(
     module: torch.nn.Module,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_map_only
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import quiet
 from pipeplan.capture.user_model.module_attributes import restored
-from pipeplan.capture.user_model.state_writes import StateWrites, states_of, storages
+from pipeplan.capture.user_model.state_writes import StateWrites, states_of
 from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
 from pipeplan.layout import passing_order
-from pipeplan.livebytes import dense, key
+from pipeplan.livebytes import dense, key, storages
 from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
 from pipeplan.split_model import TensorSpec

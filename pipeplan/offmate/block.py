@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeplan.capture.user_model.module_attributes import held_tensors
 from pipeplan.errors import InputError
-from pipeplan.livebytes import dense, key
+from pipeplan.livebytes import key, storages
 from pipeplan.nested import MicroBatch, layer_loss
 from pipeplan.rematerialized.states import ForwardStates
 from pipeplan.runtime.stages.saved_tensors import SavedStorage, SavedTensors
@@ -168,7 +168,7 @@ def _apart(
         others: that may be given up before.
         whole: whether each must fill its storage.
     """
-    taken = {key(part) for tensor in others for part in dense(tensor)}
+    taken = storages(others)
     return [
         each.clone() if key(each) in taken or (whole and _is_part(each)) else each
         for each in tensors

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeplan.layout import has_size
-from pipeplan.livebytes import dense, key
+from pipeplan.livebytes import storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def node_tensors(node: fx.Node) -> list[Tensor]:
 
 def node_storages(node: fx.Node) -> set[int]:
     """The storages behind what `node` returns; a view has its base's."""
-    return {key(part) for tensor in node_tensors(node) for part in dense(tensor)}
+    return storages(node_tensors(node))
 
 
 def node_region(node: fx.Node) -> fx.GraphModule | None:

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from pipeplan.capture.user_model.state_writes import states_of, storages
+from pipeplan.capture.user_model.state_writes import states_of
+from pipeplan.livebytes import storages
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeplan.livebytes import dense, key
+from pipeplan.livebytes import storages
 
 
 def states_of(layer: nn.Module) -> list[Tensor]:
     """The tensors of `layer` that no optimizer steps: buffers and frozen parameters."""
     return [*layer.buffers(), *(each for each in layer.parameters() if not each.requires_grad)]
-
-
-def storages(tensors: Iterable[Tensor]) -> set[int]:
-    """The storages behind `tensors`."""
-    return {key(part) for tensor in tensors for part in dense(tensor)}
 
 
 class StateWrites:

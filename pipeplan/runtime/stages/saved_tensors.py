@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.livebytes import dense, key
+from pipeplan.livebytes import key, storages
 from pipeplan.plan import LayerRanges
 
 
@@ -178,7 +178,7 @@ class SavedTensors:
 
     def keeps(self, tensors: Iterable[Tensor]) -> bool:
         """Whether the storage of one of `tensors` is among what autograd saved."""
-        names = {key(part) for tensor in tensors for part in dense(tensor)}
+        names = storages(tensors)
         return any(key(saved.tensor()) in names for saved in _living(self._saved))
 
     def kept(self, fixed: Iterable[Tensor]) -> list[SavedStorage]:
@@ -187,7 +187,7 @@ class SavedTensors:
         Args:
             fixed: tensors that count elsewhere: weights and buffers.
         """
-        stay = {key(part) for tensor in fixed for part in dense(tensor)}
+        stay = storages(fixed)
         found: dict[int, list[SavedTensor]] = {}
         for saved in _living(self._saved):
             name = key(saved.tensor())
