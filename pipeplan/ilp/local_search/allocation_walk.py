@@ -47,7 +47,7 @@ class AllocationWalk:
     def run(self, heats: Floats) -> tuple[int, int]:
         """Make a step for each temperature, until one comes to what fits by the estimate.
 
-        It also ends where steps take long; see `waits`.
+        A run ends earlier where steps take long: `waits` tells one end from the other.
 
         Args:
             heats: Excess that the step accepts with probability 1/e.

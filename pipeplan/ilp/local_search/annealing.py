@@ -149,20 +149,19 @@ class SimulatedAnnealing:
         Returns:
             As `anneal_from`.
         """
-        options, known, step = self.state.options, None, 0
+        clock, step = self.state.options.clock, 0
         closest = self._excess(at, target), at
         if closest[0] > 0:
             self._walk.begin(at, closest[0], self._period(at, target))
         else:
             target = self._shorten(at, shrink)
         heats = temperature * (1 - np.arange(steps) / steps) + COLD
-        while step < steps and options.clock.spent < min(end, options.time_limit_s):
-            if self._best is not known:
-                if self._closed or target < self.state.bound:
-                    break
-                known = self._best
+        end = min(end, self.state.options.time_limit_s)
+        while step < steps and clock.spent < end:
+            if self._closed or target < self.state.bound:
+                break
             done, placed = self._walk.run(heats[step : step + AT_ONCE])
-            options.clock.charge(done * STEP_S + placed * PLACED_S)
+            clock.charge(done * STEP_S + placed * PLACED_S)
             step += done
             if self._walk.waits:
                 new = self._walk.new
