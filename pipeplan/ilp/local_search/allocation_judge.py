@@ -8,82 +8,99 @@ from __future__ import annotations
 import numpy as np
 
 from pipeplan.ilp.compiled import Floats, Ints, Records, compiled
-from pipeplan.ilp.local_search.chain_arrays import (
-    BACKWARD,
-    BUDGETS,
-    EXACT,
-    FACTS,
-    FORWARD,
-    GRADIENT_RECEIVED,
-    GRADIENT_SENT,
-    HALF_DUPLEX,
-    MESSAGES,
-    RECEIVED,
-    RETURNING,
-    RUNNING,
-    RUNNING_BESIDE,
-    SAVED,
-    SAVED_BESIDE,
-    SENT,
-    SIZES,
-    STATES,
-    op_ns,
-    send_ns,
+from pipeplan.ilp.local_search.allocation_stages import (
+    describe_bytes,
+    describe_times,
+    first_layers,
 )
+from pipeplan.ilp.local_search.chain_arrays import BUDGETS
+from pipeplan.ilp.local_search.layer_ways import offloadable
 from pipeplan.ilp.local_search.peak_estimate import peaks
-from pipeplan.ilp.modulo_scheduling import place
-
-
-@compiled
-def first_layers(homes: Ints, cuts: Ints) -> Ints:
-    """First layers of the stages, and the number of layers."""
-    firsts, count = np.empty(len(homes) + 1, np.int64), 0
-    for layer in range(len(homes)):
-        if layer == 0 or cuts[layer] or homes[layer] != homes[layer - 1]:
-            firsts[count] = layer
-            count += 1
-    firsts[count] = len(homes)
-    return firsts[: count + 1]
+from pipeplan.ilp.modulo_scheduling import B, F, place
+from pipeplan.ilp.offload.relief_estimate import relief
 
 
 @compiled
 def judge(
     chain: tuple[Ints, ...],
+    by_way: tuple[Ints, Ints, Ints],
+    host: Floats,
     stages: Records,
-    layout: tuple[Ints, Ints, Floats, Floats],
+    layout: tuple[Ints, Ints, Floats, Floats, Ints],
     period: int,
 ) -> tuple[float, int]:
     """How far an allocation is from a plan at this period, as far as estimated.
+
+    Args:
+        chain: what `chain_arrays` makes of it.
+        by_way: what `way_arrays` makes of it, or `NO_WAYS`.
+        host: bytes per ns each way and, if both share them, 1, where activations may leave; or
+            nothing.
+        stages: room for as many as there are layers.
+        layout: the allocation, as `allocation_steps` has it.
+        period: of all copies, in ns.
 
     Returns:
         Bytes beyond memory, as shares of each GPU's, summed; above 1 where there is no room for
         all stages, above 2 where a GPU has too much to compute. How many stages were placed, of
         all copies.
     """
-    homes, cuts, waits, turns = layout
-    firsts, copies, budgets = first_layers(homes, cuts), len(turns), chain[BUDGETS]
+    homes, cuts, _, turns, ways = layout
+    firsts, copies, gpus = first_layers(homes, cuts), len(turns), len(chain[BUDGETS])
     count = len(firsts) - 1
-    over = _overload(chain, homes, firsts, period, copies)
+    stages = stages[:count]
+    describe_times(chain, by_way, stages, layout, firsts, period)
+    over = _overload(stages, gpus, period, copies)
     if over > 0:
         return 2 + over, 0
-    _describe(chain, stages, homes, firsts)
-    centres = np.empty(copies, np.int64)
+    describe_bytes(chain, by_way, stages, homes, ways, firsts)
+    centres, times = np.empty(copies, np.int64), np.zeros((4, count, copies), np.int64)
     for copy in range(copies):
         centres[copy] = int(turns[copy] * period)
-    for number in range(count):
-        stage, first = stages[number], firsts[number]
-        stage.in_wait = int(waits[first, 0] * period)
-        stage.out_wait = int(waits[first, 1] * period)
-    times = np.zeros((4, count, copies), np.int64)
-    placed = place(stages[:count], len(budgets) + 2 * count, period, centres, times)
+    placed = place(stages, gpus + 2 * count, period, centres, times)
     if placed < count or not _in_turn(times, period):
         return 2 - placed / (count + 1), placed * copies
+    found = peaks(stages, period, times, gpus)
+    if len(host) > 0:
+        over_budgets = found - chain[BUDGETS]
+        found -= _relief(by_way, ways, firsts, host, stages, times, over_budgets, period)
+    return _overflow(found, chain[BUDGETS]), placed * copies
+
+
+@compiled
+def _overflow(found: Ints, budgets: Ints) -> float:
+    """Bytes beyond memory, as shares of each GPU's, summed."""
     excess = 0.0
-    found = peaks(stages[:count], period, times, len(budgets))
     for gpu in range(len(budgets)):
         if found[gpu] > budgets[gpu]:
             excess += found[gpu] / max(1, budgets[gpu]) - 1
-    return excess, placed * copies
+    return excess
+
+
+@compiled
+def _relief(
+    by_way: tuple[Ints, Ints, Ints],
+    ways: Ints,
+    firsts: Ints,
+    host: Floats,
+    stages: Records,
+    times: Ints,
+    over: Ints,
+    period: int,
+) -> Ints:
+    """What each GPU's stages may offload, as far as it needs that."""
+    count, copies = len(stages), times.shape[2]
+    rests, most, gpus = (
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+    )
+    for number in range(count):
+        stay = (times[B, number] - times[F, number]).sum() // copies
+        rests[number] = stay - stages[number].forward
+        most[number] = offloadable(by_way, ways, firsts[number], firsts[number + 1])
+        gpus[number] = stages[number].gpu
+    return relief(rests, gpus, most, over, copies, period, host)
 
 
 @compiled
@@ -98,85 +115,14 @@ def _in_turn(times: Ints, period: int) -> bool:
 
 
 @compiled
-def _overload(
-    chain: tuple[Ints, ...], homes: Ints, firsts: Ints, period: int, copies: int
-) -> float:
+def _overload(stages: Records, gpus: int, period: int, copies: int) -> float:
     """Load of all copies beyond the period, of all GPUs, as a share of it."""
-    loads = np.zeros(len(chain[BUDGETS]), np.int64)
-    for number in range(len(firsts) - 1):
-        first, behind, gpu = firsts[number], firsts[number + 1], homes[firsts[number]]
-        for op in (FORWARD, BACKWARD):
-            loads[gpu] += op_ns(chain, op, first, behind, gpu)
+    loads = np.zeros(gpus, np.int64)
+    for number in range(len(stages)):
+        stage = stages[number]
+        loads[stage.gpu] += stage.forward + stage.backward
     over = 0.0
     for load in loads:
         if copies * load > period:
             over += copies * load - period
     return over / period
-
-
-@compiled
-def _describe(chain: tuple[Ints, ...], stages: Records, homes: Ints, firsts: Ints) -> None:
-    """Fill in a record of each stage, as `modulo_scheduling.STAGE` says."""
-    sizes, messages, exact = chain[SIZES], chain[MESSAGES], chain[FACTS][EXACT]
-    for number in range(len(firsts) - 1):
-        stage, first, last = stages[number], firsts[number], firsts[number + 1] - 1
-        gpu = homes[first]
-        beside = number > 0 and homes[first - 1] == gpu
-        stage.gpu = gpu
-        stage.forward = op_ns(chain, FORWARD, first, last + 1, gpu)
-        stage.backward = op_ns(chain, BACKWARD, first, last + 1, gpu)
-        stage.fixed, stage.returning = sizes[STATES, first, last], sizes[RETURNING, first, last]
-        stage.saved = sizes[SAVED_BESIDE if beside else SAVED, first, last]
-        stage.running = sizes[RUNNING_BESIDE if beside else RUNNING, first, last]
-        stage.kept_after = 0
-        if exact:
-            stage.running -= stage.saved
-        else:
-            # A micro-batch's bytes count from F's end on; buffers of a cut are always there.
-            stage.kept_after = stage.forward
-            if number > 0 and not beside:
-                stage.fixed += messages[first - 1, RECEIVED]
-                stage.fixed += messages[first - 1, GRADIENT_RECEIVED]
-        _describe_cut(chain, stage, homes, firsts, last)
-
-
-@compiled
-def _describe_cut(
-    chain: tuple[Ints, ...], stage: Records, homes: Ints, firsts: Ints, last: int
-) -> None:
-    """Fill in what crosses the cut behind the stage that ends with layer `last`."""
-    messages = chain[MESSAGES]
-    stage.out = stage.back = -1
-    stage.send_forward = stage.send_backward = 0
-    stage.sent = stage.received = stage.gradient_sent = stage.gradient_received = 0
-    if last == len(homes) - 1:
-        return
-    here, there = homes[last], homes[last + 1]
-    exact, half_duplex = chain[FACTS][EXACT], chain[FACTS][HALF_DUPLEX]
-    if here == there or exact:
-        stage.sent, stage.gradient_sent = messages[last, SENT], messages[last, GRADIENT_SENT]
-    if here == there:
-        return
-    gpus = len(chain[BUDGETS])
-    stage.out = gpus + _link(homes, firsts, here, there, half_duplex)
-    stage.back = gpus + _link(homes, firsts, there, here, half_duplex)
-    stage.send_forward = send_ns(chain, FORWARD, last, here, there)
-    stage.send_backward = send_ns(chain, BACKWARD, last, there, here)
-    received, returned = messages[last, RECEIVED], messages[last, GRADIENT_RECEIVED]
-    if exact:
-        stage.received, stage.gradient_received = received, returned
-    else:
-        stage.fixed += received + returned
-
-
-@compiled
-def _link(homes: Ints, firsts: Ints, source: int, target: int, half_duplex: int) -> int:
-    """Number of the link from a GPU to another: by the first cut between the two."""
-    cut = 0
-    while True:
-        one, other = homes[firsts[cut]], homes[firsts[cut + 1]]
-        if one == source and other == target:
-            return 2 * cut
-        if one == target and other == source:
-            return 2 * cut + 1 - half_duplex
-        cut += 1

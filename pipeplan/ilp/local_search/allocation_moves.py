@@ -10,13 +10,18 @@ from typing import Final
 import numpy as np
 
 from pipeplan.ilp.compiled import Floats, Ints, compiled
-from pipeplan.ilp.local_search.allocation_judge import first_layers
+from pipeplan.ilp.local_search.allocation_stages import first_layers
 from pipeplan.ilp.local_search.chain_arrays import BUDGETS, PINS, TIED
+from pipeplan.ilp.local_search.run_moves import change_runs
 
 CHANGE: Final = 6
 """Random numbers that a change takes."""
 DRAWS: Final = 2 * CHANGE + 3
 """Those of a step: of two changes, of tied layers, whether there are two, whether it is taken."""
+RUN_DRAWS: Final = DRAWS + 1
+"""Those of a step that may change runs instead: before the last three, whether it does."""
+CHANGING_RUNS: Final = 0.5
+"""Share of these steps that change runs."""
 TWICE: Final = 0.3
 """Share of the steps that make two changes."""
 WAITING: Final = 0.3
@@ -33,14 +38,20 @@ RUN_LENGTHS: Final = (1, 1, 2, 3, 5, 9)
 
 @compiled
 def make_step(
-    layout: tuple[Ints, Ints, Floats, Floats], chain: tuple[Ints, ...], draws: Floats
+    layout: tuple[Ints, Ints, Floats, Floats, Ints],
+    chain: tuple[Ints, ...],
+    options: Ints,
+    draws: Floats,
 ) -> None:
     """One or two random changes; tied and pinned layers stay where they must."""
+    homes, cuts, _, _, ways = layout
+    if len(ways) > 0 and draws[-4] < CHANGING_RUNS:
+        change_runs(ways, first_layers(homes, cuts), options, draws[:CHANGE])
+        return
     gpus = len(chain[BUDGETS])
     _change(layout, gpus, draws[:CHANGE])
     if draws[-2] < TWICE:
         _change(layout, gpus, draws[CHANGE : 2 * CHANGE])
-    homes, _, _, _ = layout
     keep(homes, chain, draws[-3])
 
 
@@ -63,9 +74,9 @@ def _pick(draw: float, count: int) -> int:
 
 
 @compiled
-def _change(layout: tuple[Ints, Ints, Floats, Floats], gpus: int, draws: Floats) -> None:
+def _change(layout: tuple[Ints, Ints, Floats, Floats, Ints], gpus: int, draws: Floats) -> None:
     """Move a border, a run of layers or a whole stage; swap two; split, join; shift; wait."""
-    homes, cuts, waits, turns = layout
+    homes, cuts, waits, turns, _ = layout
     firsts, kind = first_layers(homes, cuts), draws[1]
     stages = len(firsts) - 1
     one, other = _pick(draws[2], stages), _pick(draws[3], stages)

@@ -1,8 +1,9 @@
 """Annealing over allocations as machine code: step by step, from hot to cold.
 
-An allocation is four arrays: the GPU of each layer; whether a stage is split off before a layer
+An allocation is five arrays: the GPU of each layer; whether a stage is split off before a layer
 though it stays on the GPU; by first layer of a stage, the waits after its F and before its B, in
-periods; when the copies' turns lie, in periods, rising from 0.
+periods; when the copies' turns lie, in periods, rising from 0; how each layer runs (`layer_ways`),
+or nothing where all keep all.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from math import exp
 from pipeplan.ilp.compiled import Floats, Ints, Records, compiled
 from pipeplan.ilp.local_search.allocation_judge import judge
 from pipeplan.ilp.local_search.allocation_moves import make_step
+from pipeplan.ilp.local_search.layer_ways import ENDS, OPTIONS
 
-HOMES, CUTS, WAITS, TURNS = range(4)
+HOMES, CUTS, WAITS, TURNS, WAYS = range(5)
 """What an allocation is."""
 
 
 @compiled
 def walk(
     chain: tuple[Ints, ...],
+    by_way: tuple[Ints, Ints, Ints],
+    host: Floats,
     stages: Records,
-    at: tuple[Ints, Ints, Floats, Floats],
-    new: tuple[Ints, Ints, Floats, Floats],
-    closest: tuple[Ints, Ints, Floats, Floats],
+    at: tuple[Ints, Ints, Floats, Floats, Ints],
+    new: tuple[Ints, Ints, Floats, Floats, Ints],
+    closest: tuple[Ints, Ints, Floats, Floats, Ints],
     excesses: Floats,
     period: int,
     draws: Floats,
@@ -35,13 +39,15 @@ def walk(
 
     Args:
         chain: what `chain_arrays` makes of it.
+        by_way: as for `judge`.
+        host: as for `judge`.
         stages: room for as many as there are layers.
         at: the allocation that the next step changes; is changed.
         new: that of the last step; is changed.
         closest: the one with the least excess; is changed.
         excesses: of the three, as shares of a GPU's memory; changed with them.
         period: of all copies, in ns.
-        draws: random numbers from 0 to 1, `DRAWS` for each step.
+        draws: random numbers from 0 to 1, `DRAWS` for each step, `RUN_DRAWS` where runs change.
         heats: by step, the excess that it accepts with probability 1/e.
         judged: whether the first step is made and judged already, so that `excesses` has what it
             came to: it is accepted or not.
@@ -56,8 +62,8 @@ def walk(
         row = draws[step]
         if step > 0 or not judged:
             _copy(at, new)
-            make_step(new, chain, row)
-            excesses[1], stages_placed = judge(chain, stages, new, period)
+            make_step(new, chain, by_way[ENDS][OPTIONS], row)
+            excesses[1], stages_placed = judge(chain, by_way, host, stages, new, period)
             placed += stages_placed
             if excesses[1] <= 0:
                 return step, placed, True
@@ -75,10 +81,11 @@ def walk(
 
 @compiled
 def _copy(
-    one: tuple[Ints, Ints, Floats, Floats], other: tuple[Ints, Ints, Floats, Floats]
+    one: tuple[Ints, Ints, Floats, Floats, Ints], other: tuple[Ints, Ints, Floats, Floats, Ints]
 ) -> None:
     """Make `other` the same allocation."""
     other[HOMES][:] = one[HOMES]
     other[CUTS][:] = one[CUTS]
     other[WAITS][:] = one[WAITS]
     other[TURNS][:] = one[TURNS]
+    other[WAYS][:] = one[WAYS]

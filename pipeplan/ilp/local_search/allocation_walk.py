@@ -5,19 +5,33 @@ An allocation becomes arrays (`allocation_steps`) and is one again where Python 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from pipeplan.cluster import Host
 from pipeplan.ilp.compiled import Floats, Ints, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.allocation_moves import DRAWS, keep, make_step
+from pipeplan.ilp.local_search.allocation_moves import DRAWS, RUN_DRAWS, keep
 from pipeplan.ilp.local_search.allocation_steps import walk
 from pipeplan.ilp.local_search.chain_arrays import chain_arrays
+from pipeplan.ilp.local_search.layer_ways import (
+    KEPT,
+    NO_WAYS,
+    OPTION,
+    RUN,
+    piece_end,
+    way_arrays,
+)
+from pipeplan.ilp.local_search.run_moves import fill
 from pipeplan.ilp.modulo_scheduling import STAGE
+from pipeplan.ilp.offload.relief_estimate import link_of
+from pipeplan.ilp.runs import Run
 
-Arrays = tuple[Ints, Ints, Floats, Floats]
+Arrays = tuple[Ints, Ints, Floats, Floats, Ints]
 """An allocation, as `allocation_steps` has it."""
 ENOUGH: Final = 2000
 """Copies of stages that are placed in one go: some ms, where there are few of them."""
@@ -26,10 +40,28 @@ ENOUGH: Final = 2000
 class AllocationWalk:
     """One walk from allocation to allocation, at one period."""
 
-    def __init__(self, costs: CostModel, random: np.random.Generator) -> None:
-        """Nowhere yet: `begin` says where."""
-        self._chain, self._random = chain_arrays(costs), random
-        self._stages = with_attributes(np.zeros(costs.layers, STAGE))
+    def __init__(
+        self,
+        costs: CostModel,
+        random: np.random.Generator,
+        *,
+        recompute: bool = False,
+        host: Host | None = None,
+    ) -> None:
+        """Nowhere yet: `begin` says where.
+
+        Args:
+            costs: of the chain as it is.
+            random: what steps draw from.
+            recompute: whether steps may change what is computed again.
+            host: where activations may leave to, as far as estimated.
+        """
+        self._random, self._recompute = random, recompute
+        self._draws = RUN_DRAWS if recompute else DRAWS
+        ways = way_arrays(costs) if recompute else NO_WAYS
+        link = link_of(host) if host else np.zeros(0)
+        stages = with_attributes(np.zeros(costs.layers, STAGE))
+        self._known = chain_arrays(costs), ways, link, stages
 
     def begin(self, layout: Allocation, excess: float, period: int) -> None:
         """Go on from an allocation.
@@ -39,7 +71,9 @@ class AllocationWalk:
             excess: How far it is from a plan, as a share of a GPU's memory.
             period: Of all copies, in ns.
         """
-        self._at, self._new, self._closest = (arrays_of(layout) for _ in range(3))
+        self._at, self._new, self._closest = (
+            arrays_of(layout, recompute=self._recompute) for _ in range(3)
+        )
         self._excesses, self._period = np.full(3, excess), period
         self._pending: Floats | None = None
         """Random numbers of a step that is made and waits for its judgement."""
@@ -55,13 +89,13 @@ class AllocationWalk:
         Returns:
             How many steps are done, how many copies of stages were placed.
         """
-        draws = self._random.random((len(heats), DRAWS))
+        draws = self._random.random((len(heats), self._draws))
         waiting = self._pending is not None
         if self._pending is not None:
             draws[0] = self._pending
         places = (self._at, self._new, self._closest)
         done, placed, found = walk(
-            *(self._chain, self._stages, *places, self._excesses, self._period),
+            *(*self._known, *places, self._excesses, self._period),
             *(draws, heats, waiting, ENOUGH),
         )
         self._pending = draws[done] if found else None
@@ -87,40 +121,50 @@ class AllocationWalk:
         return float(self._excesses[2]), allocation_of(self._closest)
 
 
-def stepped(costs: CostModel, layout: Allocation, random: np.random.Generator) -> Allocation:
-    """What one random step makes of an allocation; what it recomputes stays."""
-    arrays = arrays_of(layout)
-    make_step(arrays, chain_arrays(costs), random.random(DRAWS))
-    return allocation_of(arrays, layout)
-
-
 def kept(costs: CostModel, layout: Allocation, draw: float) -> Allocation:
     """The layout with tied layers where one of theirs is, pinned ones on their GPUs."""
-    arrays = arrays_of(layout)
-    keep(arrays[0], chain_arrays(costs), draw)
-    return allocation_of(arrays, layout)
+    homes = np.array(layout.homes)
+    keep(homes, chain_arrays(costs), draw)
+    return replace(layout, homes=tuple(homes.tolist()))
 
 
-def arrays_of(layout: Allocation) -> Arrays:
-    """An allocation in arrays, without what it recomputes."""
+def arrays_of(layout: Allocation, *, recompute: bool = False) -> Arrays:
+    """An allocation in arrays; of runs in runs, those that hold the others.
+
+    Args:
+        layout: the allocation.
+        recompute: whether it may compute layers again.
+    """
     layers = len(layout.homes)
     cuts, waits = np.zeros(layers, np.int64), np.zeros((layers, 2))
     cuts[list(layout.splits)] = 1
     for first, wait in layout.waits.items():
         waits[first] = wait
-    return np.array(layout.homes), cuts, waits, np.array(layout.turns)
+    ways = np.zeros(layers if recompute else 0, np.int64)
+    for run in layout.recompute:
+        fill(ways, run.first, run.last + 1, RUN if run.option is None else OPTION + run.option)
+    return np.array(layout.homes), cuts, waits, np.array(layout.turns), ways
 
 
-def allocation_of(arrays: Arrays, like: Allocation | None = None) -> Allocation:
-    """The allocation that arrays describe; it recomputes what `like` does."""
-    homes, cuts, waits, turns = arrays
+def allocation_of(arrays: Arrays) -> Allocation:
+    """The allocation that arrays describe."""
+    homes, cuts, waits, turns, ways = arrays
     return Allocation(
         homes=tuple(homes.tolist()),
         splits=frozenset(np.flatnonzero(cuts).tolist()),
         turns=tuple(turns.tolist()),
-        recompute=like.recompute if like else (),
+        recompute=tuple(_runs(ways)),
         waits={
             first: tuple(waits[first].tolist())
             for first in np.flatnonzero(waits.any(axis=1)).tolist()
         },
     )
+
+
+def _runs(ways: Ints) -> Iterator[Run]:
+    layer = 0
+    while layer < len(ways):
+        way, end = int(ways[layer]), piece_end(ways, layer, len(ways))
+        if way != KEPT:
+            yield Run(layer, end - 1, way - OPTION if way >= OPTION else None)
+        layer = end

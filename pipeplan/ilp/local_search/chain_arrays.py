@@ -13,8 +13,8 @@ from pipeplan.ilp.compiled import Ints, compiled
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.segment_tables import segment_tables
 
-STATES, RETURNING, SAVED, RUNNING, SAVED_BESIDE, RUNNING_BESIDE = range(6)
-"""Tables of bytes of segments; the last two are of stages behind one on the same GPU."""
+STATES, RETURNING, SAVED, RUNNING, SAVED_BESIDE, RUNNING_BESIDE, LATE = range(7)
+"""Tables of bytes of segments; those beside are of stages behind one on the same GPU."""
 SENT, RECEIVED, GRADIENT_SENT, GRADIENT_RECEIVED = range(4)
 """Bytes of what crosses a boundary."""
 SIZES, SUMS, SENDS, LINKS, MESSAGES, BUDGETS, TIED, PINS, FACTS = range(9)
@@ -40,7 +40,7 @@ def chain_arrays(costs: CostModel) -> tuple[Ints, ...]:
     tied = [[len(one), *one, *[0] * (most - len(one))] for one in costs.tied_groups]
     half_duplex = costs.cluster.links.duplex == "half"
     return (
-        np.stack([*sizes, beside.running]),
+        np.stack([*sizes, beside.running, alone.late]),
         _ints([costs.compute_sums(gpu) for gpu in gpus]),
         _ints(sends).reshape(len(pairs), 2, len(boundaries)),
         _ints(links),

@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
+import numpy as np
+
+from pipeplan.cluster import Host
+from pipeplan.ilp.compiled import Floats, Ints, compiled
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.schedule import OpId
@@ -40,51 +44,63 @@ def estimate_relief(
     """
     host = costs.cluster.host
     assert host is not None
-    found = [0] * costs.gpus
-    ways = [period * host.bandwidth_bytes_per_s // SECOND // (1 + (host.duplex == "half"))] * (
-        costs.gpus
-    )
-    for rest, stage, copies in _by_rest(costs, stages, times, over):
-        first, last, gpu = stages[stage]
+    copies = len(times[OpKind.F, 0])
+    rests, most = np.empty(len(stages), np.int64), np.empty(len(stages), np.int64)
+    for stage, (first, last, gpu) in enumerate(stages):
+        begins, ends = times[OpKind.F, stage], times[OpKind.B, stage]
+        rests[stage] = (sum(ends) - sum(begins)) // copies - costs.forward_ns(first, last, gpu)
+        most[stage] = offloadable_segments(costs, first, last)
+    gpus, lacking = np.array([gpu for _, _, gpu in stages]), np.array(over, np.int64)
+    return list(map(int, relief(rests, gpus, most, lacking, copies, period, link_of(host))))
+
+
+def link_of(host: Host) -> Floats:
+    """Bytes per ns each way, and 1 if both ways share them."""
+    return np.array([host.bandwidth_bytes_per_s / SECOND, float(host.duplex == "half")])
+
+
+@compiled
+def relief(
+    rests: Ints, gpus: Ints, most: Ints, over: Ints, copies: int, period: int, link: Floats
+) -> Ints:
+    """Bytes of each GPU that are away all the time, at most what it needs.
+
+    Args:
+        rests: by stage, ns between its F and its B in the mean of all copies.
+        gpus: where each stage is.
+        most: bytes of it that may leave.
+        over: what each GPU lacks.
+        copies: k.
+        period: ns of all copies.
+        link: as `link_of` says.
+    """
+    found = np.zeros(len(over), np.int64)
+    ways = np.full(len(over), period * link[0] // (1 + link[1]))
+    for stage in np.argsort(-rests, kind="mergesort"):
+        gpu = gpus[stage]
         missing = over[gpu] - found[gpu]
         if missing <= 0:
             continue
-        most = min(offloadable_segments(costs, first, last), ways[gpu] // copies)
-        size, freed = _enough(most, missing, rest, copies, period, host.bandwidth_bytes_per_s)
+        least = min(most[stage], ways[gpu] // copies)
+        size, freed = _enough(least, missing, rests[stage], copies, period, link[0])
         found[gpu] += freed
         ways[gpu] -= size * copies
     return found
 
 
+@compiled
 def _enough(
-    most: int, missing: int, rest: int, copies: int, period: int, bandwidth: int
+    most: float, missing: int, rest: int, copies: int, period: int, bytes_per_ns: float
 ) -> tuple[int, int]:
     """(bytes that leave of each micro-batch, bytes of them away at any time): enough, or most."""
-    best = (0, 0)
+    best = freed = 0
     for away in range(rest * copies // period, 0, -1):
         # As many bytes as still leave so many micro-batches away.
-        room = (rest - away * period // copies) * bandwidth // (2 * SECOND)
-        size = min(most, room, -(-missing // away))
-        if size * away > best[1]:
-            best = (size, size * away)
-    return best
-
-
-def _by_rest(
-    costs: CostModel,
-    stages: Sequence[PlacedStage],
-    times: Mapping[OpId, tuple[int, ...]],
-    over: Sequence[int],
-) -> list[tuple[int, int, int]]:
-    """(mean rest, stage, copies) of the stages of GPUs that lack bytes, longest rest first."""
-    found: list[tuple[int, int, int]] = []
-    for stage, (first, last, gpu) in enumerate(stages):
-        if over[gpu] > 0:
-            begins, ends = times[OpKind.F, stage], times[OpKind.B, stage]
-            length = costs.forward_ns(first, last, gpu)
-            rest = (sum(ends) - sum(begins)) // len(begins) - length
-            found.append((rest, stage, len(begins)))
-    return sorted(found, reverse=True)
+        room = (rest - away * period // copies) * bytes_per_ns / 2
+        size = int(min(most, room, -(-missing // away)))
+        if size * away > freed:
+            best, freed = size, size * away
+    return best, freed
 
 
 def offloadable_segments(costs: CostModel, first: int, last: int) -> int:

@@ -13,23 +13,26 @@ from pipeplan.ilp.compiled import with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.allocation_judge import judge
-from pipeplan.ilp.local_search.allocation_moves import DRAWS, LONGEST_WAIT
+from pipeplan.ilp.local_search.allocation_moves import DRAWS, LONGEST_WAIT, make_step
 from pipeplan.ilp.local_search.allocation_steps import walk
 from pipeplan.ilp.local_search.allocation_walk import (
     AllocationWalk,
     allocation_of,
     arrays_of,
     kept,
-    stepped,
 )
 from pipeplan.ilp.local_search.annealing import memory_overflow
 from pipeplan.ilp.local_search.chain_arrays import BACKWARD, FORWARD, chain_arrays, op_ns, send_ns
+from pipeplan.ilp.local_search.layer_ways import ENDS, NO_WAYS, OPTIONS
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, overload
 from pipeplan.ilp.modulo_scheduling import STAGE
+from pipeplan.ilp.runs import Run, Runs
 from tests import handmade
 from tests.random_placements import random_costs
 
 GPUS = 3
+NOWHERE = np.zeros(0)
+"""No host."""
 
 
 def some_costs(random: Random) -> CostModel:
@@ -66,6 +69,28 @@ def some_layout(random: Random, layers: int) -> Allocation:
     )
 
 
+def some_runs(random: Random, layers: int) -> Runs:
+    """Any runs and options of layers."""
+    found, layer = [], 0
+    while layer < layers:
+        last = min(layers - 1, layer + random.choice((0, 0, 1, 3)))
+        kind = random.choice((None, None, 0, 1, "kept"))
+        if kind is None:
+            found.append(Run(layer, last))
+        elif kind != "kept":
+            found.append(Run(layer, layer, kind))
+            last = layer
+        layer = last + 1
+    return tuple(found)
+
+
+def stepped(costs: CostModel, layout: Allocation, random: np.random.Generator) -> Allocation:
+    """What one random step makes of an allocation."""
+    arrays, none = arrays_of(layout), NO_WAYS[ENDS][OPTIONS]
+    make_step(arrays, chain_arrays(costs), none, random.random(DRAWS))
+    return allocation_of(arrays)
+
+
 def listed(costs: CostModel, layout: Allocation, period: int) -> tuple[float, int]:
     """What `judge` is to say: by the list scheduler."""
     over = overload(costs, layout.runs, period, len(layout.turns))
@@ -91,7 +116,7 @@ def test_judgement_is_the_list_schedulers() -> None:
         whole = costs.load_ns(0, costs.layers - 1, 0) * len(layout.turns)
         period = int(whole * random.choice((0.5, 0.7, 1)))
         stages = with_attributes(np.zeros(costs.layers, STAGE))
-        got = judge(chain_arrays(costs), stages, arrays_of(layout), period)
+        got = judge(chain_arrays(costs), NO_WAYS, NOWHERE, stages, arrays_of(layout), period)
         expected = listed(costs, layout, period)
         assert got == pytest.approx(expected, abs=1e-9)
         kinds[3 if got[0] > 2 else 2 if got[0] > 1 else int(got[0] > 0)] += 1
@@ -122,8 +147,10 @@ def test_arrays_are_the_same_allocation() -> None:
     """There and back."""
     random = Random(2)
     for _ in range(100):
-        layout = replace(some_layout(random, 9), recompute=((1, 2),))
-        assert allocation_of(arrays_of(layout), layout) == layout
+        layout = some_layout(random, 9)
+        assert allocation_of(arrays_of(layout)) == layout
+        layout = replace(layout, recompute=some_runs(random, 9))
+        assert allocation_of(arrays_of(layout, recompute=True)) == layout
 
 
 def test_steps_come_to_allocations() -> None:
@@ -132,7 +159,7 @@ def test_steps_come_to_allocations() -> None:
     costs = replace(costs, chain=handmade.chain([(1, 1)] * 9))
     random, draws, changed = Random(4), np.random.default_rng(0), [0] * 4
     for _ in range(300):
-        layout = replace(some_layout(random, 9), recompute=((1, 2),))
+        layout = some_layout(random, 9)
         new = stepped(costs, layout, draws)
         assert set(new.homes) <= set(range(GPUS))
         assert new.splits <= set(range(1, 9))
@@ -142,7 +169,6 @@ def test_steps_come_to_allocations() -> None:
         assert new.turns[-1] < 1
         assert all(0 <= sum(wait) <= LONGEST_WAIT for wait in new.waits.values())
         assert all(0 in wait for wait in new.waits.values())
-        assert new.recompute == layout.recompute
         for number, name in enumerate(("homes", "splits", "turns", "waits")):
             changed[number] += getattr(new, name) != getattr(layout, name)
     assert min(changed) > 10
@@ -206,7 +232,9 @@ def test_what_does_not_fit_after_all_is_weighed() -> None:
         places = [arrays_of(at), arrays_of(replace(at, homes=(1,) * 6)), arrays_of(at)]
         excesses = np.array([0.5, 0.6, 0.5])
         draws = np.full((1, DRAWS), 0.5)
-        done = walk(known, stages, *places, excesses, 6, draws, np.array([heat]), True, 1)
+        done = walk(
+            known, NO_WAYS, NOWHERE, stages, *places, excesses, 6, draws, np.array([heat]), True, 1
+        )
         assert done == (1, 0, False)
         assert (places[0][0][0] == 1) == goes
         assert excesses.tolist() == [0.6 if goes else 0.5, 0.6, 0.5]
@@ -225,7 +253,8 @@ def test_a_walk_ends_where_steps_take_long() -> None:
         while step < 50:
             rest = draws[step:], heats[step:]
             done, placed, found = walk(
-                known, stages, *places, excesses, period, *rest, False, enough
+                *(known, NO_WAYS, NOWHERE, stages, *places, excesses, period),
+                *(*rest, False, enough),
             )
             if found:
                 places[2][0][:] = places[1][0]

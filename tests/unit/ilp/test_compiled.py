@@ -37,9 +37,11 @@ CODE = """
 import sys
 if {missing}:
     sys.modules["numba"] = None
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 import numpy as np
+from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.compiled import AVAILABLE
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.local_search.allocation import Allocation
@@ -58,6 +60,7 @@ from pipeplan.ilp.recompute.options import list_options
 from tests.random_placements import random_costs, random_runs
 from tests.unit.ilp.test_recompute import costs_of, some_chain
 
+HOST = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9)
 print("numba" if AVAILABLE else "plain")
 for split in (True, False):
     for memory in (Fraction(1, 3), Fraction(1)):
@@ -102,6 +105,16 @@ for seed in range(12):
         print([each.tolist() for each in (offered.more, offered.saved, offered.peak, offered.ids)])
     found = RecomputeDP(costs_of(chain, 3, 50), options=listed[0]).shortest(1)
     print(found)
+    if seed % 3:
+        costs = replace(costs_of(chain, 3, 50), cluster=uniform(3, 50, host=HOST))
+        draws = np.random.default_rng(seed)
+        walk = AllocationWalk(costs, draws, recompute=True, host=HOST if seed % 2 else None)
+        walk.begin(Allocation((0,) * 6, frozenset()), 3.0, costs.load_ns(0, 5, 0))
+        for _ in range(20):
+            walk.run(np.full(30, 0.1))
+            if walk.waits:
+                walk.judged(0.1)
+        print(walk.new, walk.closest)
 """
 
 
@@ -116,7 +129,7 @@ def test_machine_code_computes_what_python_does() -> None:
     other, *plain = printed(missing=True)
     assert (first, other) == ("numba", "plain")
     assert rows == plain
-    assert len(rows) == 84 + 5 * 200 + 3 * 12
+    assert len(rows) == 84 + 5 * 200 + 3 * 12 + 8
     assert any(row.endswith("None") for row in rows[:84])
     rows, options = rows[:1084], rows[1084:]
     assert len(set(options)) > 30

@@ -39,7 +39,6 @@ from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.initial_sets import InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import mutate, ways
-from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.recompute.trim import trim
 from pipeplan.ilp.runs import Run, Runs
@@ -263,7 +262,7 @@ def test_the_walk_finds_runs_by_itself() -> None:
         if not placing.place() or not joint.offer(chain, mine, placing.schedule()):
             continue
         before = joint.period
-        RecomputeAnnealing(joint, list_options(costs.chain)).run(8)
+        RecomputeAnnealing(joint).run(8)
         best, known = joint.best.state, joint.period
         assert best.best is not None
         assert before is not None

@@ -25,7 +25,6 @@ from pipeplan.ilp.problem import Problem
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.solution import solution
@@ -53,7 +52,7 @@ def _recomputing(balancing: bool) -> Make:
         whole = Incumbent(state.costs, state.options)
         whole.raise_bound("any", state.bounds["any"], from_bytes=False)
         joint = JointIncumbent(whole, SearchResult(state))
-        annealing = RecomputeAnnealing(joint, list_options(state.costs.chain))
+        annealing = RecomputeAnnealing(joint)
         strategy = RecomputeBalancing(joint, annealing) if balancing else annealing
         return strategy, lambda: joint.best
 
