@@ -51,7 +51,9 @@ demo: $(DEMO)
 test: style
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
+# What numba compiles is compiled once, not by each process of the tests at the same time.
 tests: $(DEV) $(BROWSER)
+	@$(BIN)/python -m tests.machine_code > /dev/null
 	@echo "== tests, the longest files first"
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
 		tests benchmarks/tests

@@ -15,7 +15,7 @@ import numpy as np
 from pipeplan.ilp.compiled import Ints
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory_events import ExactMemoryEvents
-from pipeplan.ilp.modulo_scheduling import (
+from pipeplan.ilp.reservation_table import (
     NOWHERE,
     add,
     clear,

@@ -29,7 +29,7 @@ from pipeplan.ilp.local_search.annealing import (
 )
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, overload
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.modulo_scheduling import NOWHERE, add, clear, earliest_fit, latest_fit, remove
+from pipeplan.ilp.reservation_table import NOWHERE, add, clear, earliest_fit, latest_fit, remove
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade

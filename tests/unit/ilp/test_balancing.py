@@ -14,20 +14,14 @@ from pipeplan.ilp.bounds.load import closed_form_bound, must_share_groups
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
+from pipeplan.ilp.free_places import fits_rest, place_pair
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule, measured_estimate
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.modulo_scheduling import (
-    NOWHERE,
-    add,
-    clear,
-    fits_rest,
-    free_intervals,
-    place_pair,
-)
+from pipeplan.ilp.reservation_table import NOWHERE, add, clear, free_intervals
 from pipeplan.ilp.search import contiguous
 from tests import handmade
 from tests.searches import limits

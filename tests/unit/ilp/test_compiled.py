@@ -26,6 +26,7 @@ from pipeplan.ilp.recompute import labels
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.step.search import StepSearch
+from tests import machine_code
 from tests.equal_steps import equal
 from tests.random_placements import random_costs
 from tests.searches import limits
@@ -33,108 +34,20 @@ from tests.unit.ilp.test_recompute import costs_of, some_chain
 
 ROOT = Path(__file__).parents[3]
 
-CODE = """
-import sys
-if {missing}:
-    sys.modules["numba"] = None
-from dataclasses import replace
-from fractions import Fraction
-from random import Random
-import numpy as np
-from pipeplan.cluster import Host, uniform
-from pipeplan.ilp.compiled import AVAILABLE
-from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.allocation_walk import AllocationWalk
-from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
-from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
-from pipeplan.ilp.local_search.visit_cuts import VisitCuts
-from pipeplan.ilp.step.cuts import CutSearch
-from pipeplan.ilp.step.instance import instance
-from pipeplan.ilp.step.list_scheduler import schedule_step
-from pipeplan.ilp.step.placements import stages_of
-from pipeplan.ilp.step.rules import random_rule
-from tests.equal_steps import equal
-from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
-from pipeplan.ilp.recompute.options import list_options
-from tests.random_placements import random_costs, random_runs
-from tests.unit.ilp.test_recompute import costs_of, some_chain
-
-HOST = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9)
-print("numba" if AVAILABLE else "plain")
-for split in (True, False):
-    for memory in (Fraction(1, 3), Fraction(1)):
-        _, costs = equal(3, split=split, memory=memory)
-        stages = stages_of(costs, range(0, 12, 2), (0, 1, 2, 2, 1, 0), [split] * 6)
-        of, random = instance(costs, stages, 5), Random(0)
-        print(list(CutSearch(costs, random, 5, split=split).all((0, 1, 2, 0, 1, 2))))
-        for horizon in (float("inf"), 6 * of.load_ns):
-            for _ in range(10):
-                times, events = schedule_step(of, random_rule(of, random), horizon)
-                print(events, times and (times.starts.tolist(), times.end, times.ends))
-random = Random(0)
-for model in ("exact", "paper"):
-    for _ in range(100):
-        costs, k = random_costs(random, model, 3), random.choice((1, 1, 2, 3))
-        runs, wait = random_runs(random, costs), (random.randint(0, 3), random.randint(0, 3))
-        period = int(k * costs.load_ns(0, costs.layers - 1, 0) * random.choice((0.5, 0.7, 1)))
-        centres = [copy * period // k for copy in range(k)]
-        placing = ModuloListScheduler(costs, runs, period, centres, dict([(0, wait)]))
-        done = placing.place()
-        found = placing.schedule() if done else None
-        print(done, placing.placed, found and (placing.peaks(), found))
-        print(found and minimize_period_for_order(costs, found, 1))
-        layers, gpus = range(costs.layers), range(3)
-        units = AssignmentAnnealing(
-            costs, period, [0 for _ in layers], [2.0 for _ in layers], [0.1 for _ in gpus], 0.02
-        )
-        units.anneal(random, 200)
-        print(units.homes, units.total, units.overload, units.bytes)
-        draws, heats = np.random.default_rng(k), np.full(100, 0.03)
-        walk = AllocationWalk(costs, draws)
-        walk.begin(Allocation((0,) * costs.layers, frozenset()), 3.0, max(1, period // k))
-        print(walk.run(heats), walk.new, walk.closest)
-        visits = VisitCuts(costs, (0, 1, 2, 1, 0), max(1, period // k), 1.1)
-        visits.anneal(draws, 100)
-        print(visits.homes, visits.excess)
-for seed in range(12):
-    chain = some_chain(seed, 6, options=seed % 3)
-    ways = dict(offload=seed % 2 == 1, nested=seed % 4 > 1)
-    listed = [list_options(chain, relaxed=relaxed, **ways) for relaxed in (False, True)]
-    for offered in listed:
-        print([each.tolist() for each in (offered.more, offered.saved, offered.peak, offered.ids)])
-    found = RecomputeDP(costs_of(chain, 3, 50), options=listed[0]).shortest(1)
-    print(found)
-    if seed % 3:
-        costs = replace(costs_of(chain, 3, 50), cluster=uniform(3, 50, host=HOST))
-        draws = np.random.default_rng(seed)
-        walk = AllocationWalk(costs, draws, recompute=True, host=HOST if seed % 2 else None)
-        walk.begin(Allocation((0,) * 6, frozenset()), 3.0, costs.load_ns(0, 5, 0))
-        for _ in range(20):
-            walk.run(np.full(30, 0.1))
-            if walk.waits:
-                walk.judged(0.1)
-        print(walk.new, walk.closest)
-"""
-
 
 def test_machine_code_computes_what_python_does() -> None:
-    """80 rules and some cuts, with ample and scarce memory; 200 periodic schedules, allocations.
-
-    As many walks from allocation to allocation, and cuts of visits. Options of 12 chains,
-    contiguous plans with some of them. All numbers are the same.
-    """
+    """Whole steps, periodic schedules, local search, options: all numbers are the same."""
     pytest.importorskip("numba")
-    first, *rows = printed(missing=False)
-    other, *plain = printed(missing=True)
+    first, *rows = printed("")
+    other, *plain = printed("sys.modules['numba'] = None")
     assert (first, other) == ("numba", "plain")
     assert rows == plain
-    assert len(rows) == 84 + 5 * 200 + 3 * 12 + 8
-    assert any(row.endswith("None") for row in rows[:84])
-    rows, options = rows[:1084], rows[1084:]
-    assert len(set(options)) > 30
-    assert any(row.startswith("False") for row in rows[84::5])
-    for some in (rows[:84], *(rows[84 + kind :: 5] for kind in range(5))):
+    steps, periods = 21 * machine_code.STEPS, 5 * machine_code.PERIODS
+    assert len(rows) == steps + periods + 4 * machine_code.CHAINS
+    assert any(row.endswith("None") for row in rows[:steps])
+    assert any(row.startswith("False") for row in rows[steps : steps + periods : 5])
+    kinds = [rows[:steps], *(rows[steps + kind : steps + periods : 5] for kind in range(5))]
+    for some in (*kinds, rows[steps + periods :]):
         assert len(set(some)) > 30
 
 
@@ -199,10 +112,11 @@ def test_compiling_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [(None, load_bound(costs), "contiguous: " + COMPILING)]
 
 
-def printed(*, missing: bool) -> list[str]:
-    """What a process of its own prints."""
+def printed(before: str) -> list[str]:
+    """What a process of its own prints; `before` runs first."""
+    run = "runpy.run_module('tests.machine_code', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", CODE.format(missing=missing)],
+        [sys.executable, "-c", f"import runpy, sys\n{before}\n{run}"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
