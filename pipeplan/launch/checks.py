@@ -97,7 +97,7 @@ def prepare(options: LaunchOptions, place: TorchrunEnv) -> Setup:
         checkpoint=begun.path,
         first_step=meta.step if meta else 0,
         drawn=meta.used if meta else 0,
-        remarks=begun.remarks,
+        remarks=(*begun.remarks, *_changes(meta, found.task)),
     )
 
 
@@ -268,6 +268,13 @@ def _check_same_task(
     if meta is not None:
         step = "Resume with the same task."
         _check_same(options, "task digest", meta.task_digest, task_digest, step)
+
+
+def _changes(meta: CheckpointMeta | None, task: Task) -> list[str]:
+    """What a resumed run trains with otherwise than before."""
+    from pipeplan.runtime.checkpoint.recipe import differences, recipe
+
+    return differences(meta.recipe, recipe(task)) if meta else []
 
 
 def _check_counted(options: LaunchOptions, split: SplitModel) -> None:

@@ -111,6 +111,21 @@ def test_another_training_is_refused(
         pipeline.run(1)
 
 
+def test_what_another_recipe_changes_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the checkpoint was not trained with; nothing where all is alike."""
+    plan = launch_task.plan(1, "flush")
+    with Pipeline(launch_task.task(0), plan) as pipeline:
+        pipeline.save(tmp_path)
+    for norm, told in ((None, []), (0.5, ["trained with None, this run has 0.5"])):
+        with Pipeline(replace(launch_task.task(0), clip_norm=norm), plan) as pipeline:
+            pipeline.load(tmp_path)
+        warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+        said = [f"goes on with another clip_norm: the checkpoint was {words}" for words in told]
+        assert warnings == said
+
+
 def test_no_checkpoint_is_said(tmp_path: Path) -> None:
     """A directory without one is named."""
     with (

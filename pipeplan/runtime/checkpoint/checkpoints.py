@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pipeplan.errors import InputError
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.checkpoint import completeness, metadata, named_state, storage
+from pipeplan.runtime.checkpoint.recipe import differences, recipe
 from pipeplan.runtime.checkpoint.writer import CheckpointWriter
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.startup.shared_directory import check_shared
@@ -77,6 +78,7 @@ class Checkpoints:
             scales=scales,
             good_steps=good_steps,
             drawn=drawn,
+            recipe=recipe(job.task),
         )
         self._writer_of(out).save(storage.step_folder(out, step), meta, stages, spared)
 
@@ -107,6 +109,10 @@ class Checkpoints:
                     f"load {path}: its {name} is {stored}, this training's is {own}. Take a plan,"
                     " a seed and a task like those that wrote it."
                 )
+
+    def changes(self, meta: storage.CheckpointMeta) -> list[str]:
+        """What this training does otherwise than the one that wrote `meta`, a remark each."""
+        return differences(meta.recipe, recipe(self._job.task))
 
     def load(self, path: Path, meta: storage.CheckpointMeta) -> None:
         """Put the one at `path`, made with `meta`, into the stages, bit for bit.

@@ -12,12 +12,13 @@ import io
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -56,6 +57,8 @@ class CheckpointMeta(Document):
     """Steps on end without a gradient that was not finite."""
     drawn: Count | None = None
     """Micro-batches of the data used so far; None: m for each step."""
+    recipe: Mapping[str, str] = Field(default_factory=dict)
+    """What it trained with beside its model (`recipe.recipe`); a resumed run may change it."""
 
     @property
     def used(self) -> int:

@@ -188,3 +188,17 @@ def test_copies_of_a_gpu_take_page_locked_memory_once() -> None:
     again = copies.begin(state)()
     assert again["w"].data_ptr() in locked
     assert len(locked) == 1
+
+
+def test_another_recipe_is_told(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that was trained with another loss is taken, and the run says so."""
+    assert run(out, 1, "--out", str(out)) == 0
+    assert "goes on with another" not in "".join(capsys.readouterr())
+    path = storage.latest(out)
+    meta = storage.read_meta(path)
+    other = meta.model_copy(update={"recipe": {**meta.recipe, "loss": "MSELoss()"}})
+    (path / "pipeplan.json").write_text(other.to_json())
+    (path / "metadata.sha256").unlink()
+    assert run(out, 2, "--resume", str(out)) == 0
+    told = "".join(capsys.readouterr())
+    assert "goes on with another loss: the checkpoint was trained with MSELoss(), this" in told
