@@ -9,12 +9,13 @@ import numpy as np
 
 from pipeplan.ilp.compiled import Floats, Ints, Records, compiled
 from pipeplan.ilp.local_search.allocation_stages import (
+    LayoutArrays,
     describe_bytes,
     describe_times,
     first_layers,
 )
-from pipeplan.ilp.local_search.chain_arrays import BUDGETS
-from pipeplan.ilp.local_search.layer_ways import offloadable
+from pipeplan.ilp.local_search.chain_arrays import BUDGETS, ChainArrays
+from pipeplan.ilp.local_search.layer_ways import WayArrays, offloadable
 from pipeplan.ilp.local_search.peak_estimate import peaks
 from pipeplan.ilp.modulo_scheduling import B, F, place
 from pipeplan.ilp.offload.relief_estimate import relief
@@ -22,11 +23,11 @@ from pipeplan.ilp.offload.relief_estimate import relief
 
 @compiled
 def judge(
-    chain: tuple[Ints, ...],
-    by_way: tuple[Ints, Ints, Ints],
+    chain: ChainArrays,
+    by_way: WayArrays,
     host: Floats,
     stages: Records,
-    layout: tuple[Ints, Ints, Floats, Floats, Ints],
+    layout: LayoutArrays,
     period: int,
 ) -> tuple[float, int]:
     """How far an allocation is from a plan at this period, as far as estimated.
@@ -37,7 +38,7 @@ def judge(
         host: bytes per ns each way and, if both share them, 1, where activations may leave; or
             nothing.
         stages: room for as many as there are layers.
-        layout: the allocation, as `allocation_steps` has it.
+        layout: the allocation.
         period: of all copies, in ns.
 
     Returns:
@@ -79,7 +80,7 @@ def _overflow(found: Ints, budgets: Ints) -> float:
 
 @compiled
 def _relief(
-    by_way: tuple[Ints, Ints, Ints],
+    by_way: WayArrays,
     ways: Ints,
     firsts: Ints,
     host: Floats,

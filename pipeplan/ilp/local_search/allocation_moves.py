@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from pipeplan.ilp.compiled import Floats, Ints, compiled
-from pipeplan.ilp.local_search.allocation_stages import first_layers
-from pipeplan.ilp.local_search.chain_arrays import BUDGETS, PINS, TIED
+from pipeplan.ilp.local_search.allocation_stages import LayoutArrays, first_layers
+from pipeplan.ilp.local_search.chain_arrays import BUDGETS, PINS, TIED, ChainArrays
 from pipeplan.ilp.local_search.run_moves import change_runs
 
 CHANGE: Final = 6
@@ -38,8 +38,8 @@ RUN_LENGTHS: Final = (1, 1, 2, 3, 5, 9)
 
 @compiled
 def make_step(
-    layout: tuple[Ints, Ints, Floats, Floats, Ints],
-    chain: tuple[Ints, ...],
+    layout: LayoutArrays,
+    chain: ChainArrays,
     options: Ints,
     draws: Floats,
 ) -> None:
@@ -56,7 +56,7 @@ def make_step(
 
 
 @compiled
-def keep(homes: Ints, chain: tuple[Ints, ...], draw: float) -> None:
+def keep(homes: Ints, chain: ChainArrays, draw: float) -> None:
     """Put tied layers where one of theirs is, pinned ones on their GPUs."""
     for group in chain[TIED]:
         gpu = homes[group[1 + _pick(draw, group[0])]]
@@ -74,7 +74,7 @@ def _pick(draw: float, count: int) -> int:
 
 
 @compiled
-def _change(layout: tuple[Ints, Ints, Floats, Floats, Ints], gpus: int, draws: Floats) -> None:
+def _change(layout: LayoutArrays, gpus: int, draws: Floats) -> None:
     """Move a border, a run of layers or a whole stage; swap two; split, join; shift; wait."""
     homes, cuts, waits, turns, _ = layout
     firsts, kind = first_layers(homes, cuts), draws[1]

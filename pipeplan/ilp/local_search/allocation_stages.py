@@ -24,9 +24,22 @@ from pipeplan.ilp.local_search.chain_arrays import (
     SENT,
     SIZES,
     STATES,
+    ChainArrays,
     send_ns,
 )
-from pipeplan.ilp.local_search.layer_ways import keeps_all, stage_bytes, stage_ns, unsaved_output
+from pipeplan.ilp.local_search.layer_ways import (
+    WayArrays,
+    keeps_all,
+    stage_bytes,
+    stage_ns,
+    unsaved_output,
+)
+
+LayoutArrays = tuple[Ints, Ints, Floats, Floats, Ints]
+"""An allocation: the GPU of each layer; whether a stage is split off before a layer though it
+stays on the GPU; by first layer of a stage, the waits after its F and before its B, in periods;
+when the copies' turns lie, in periods, rising from 0; how each layer runs (`layer_ways`), or
+nothing where all keep all."""
 
 
 @compiled
@@ -43,10 +56,10 @@ def first_layers(homes: Ints, cuts: Ints) -> Ints:
 
 @compiled
 def describe_times(
-    chain: tuple[Ints, ...],
-    by_way: tuple[Ints, Ints, Ints],
+    chain: ChainArrays,
+    by_way: WayArrays,
     stages: Records,
-    layout: tuple[Ints, Ints, Floats, Floats, Ints],
+    layout: LayoutArrays,
     firsts: Ints,
     period: int,
 ) -> None:
@@ -62,8 +75,8 @@ def describe_times(
 
 @compiled
 def describe_bytes(
-    chain: tuple[Ints, ...],
-    by_way: tuple[Ints, Ints, Ints],
+    chain: ChainArrays,
+    by_way: WayArrays,
     stages: Records,
     homes: Ints,
     ways: Ints,
@@ -100,7 +113,7 @@ def describe_bytes(
 
 @compiled
 def _describe_cut(
-    chain: tuple[Ints, ...], stage: Records, homes: Ints, firsts: Ints, last: int, sent: int
+    chain: ChainArrays, stage: Records, homes: Ints, firsts: Ints, last: int, sent: int
 ) -> None:
     """Fill in what crosses the cut behind the stage that ends with layer `last`."""
     messages = chain[MESSAGES]

@@ -1,19 +1,15 @@
-"""Annealing over allocations as machine code: step by step, from hot to cold.
-
-An allocation is five arrays: the GPU of each layer; whether a stage is split off before a layer
-though it stays on the GPU; by first layer of a stage, the waits after its F and before its B, in
-periods; when the copies' turns lie, in periods, rising from 0; how each layer runs (`layer_ways`),
-or nothing where all keep all.
-"""
+"""Annealing over allocations as machine code: step by step, from hot to cold."""
 
 from __future__ import annotations
 
 from math import exp
 
-from pipeplan.ilp.compiled import Floats, Ints, Records, compiled
+from pipeplan.ilp.compiled import Floats, Records, compiled
 from pipeplan.ilp.local_search.allocation_judge import judge
 from pipeplan.ilp.local_search.allocation_moves import make_step
-from pipeplan.ilp.local_search.layer_ways import ENDS, OPTIONS
+from pipeplan.ilp.local_search.allocation_stages import LayoutArrays
+from pipeplan.ilp.local_search.chain_arrays import ChainArrays
+from pipeplan.ilp.local_search.layer_ways import ENDS, OPTIONS, WayArrays
 
 HOMES, CUTS, WAITS, TURNS, WAYS = range(5)
 """What an allocation is."""
@@ -21,13 +17,13 @@ HOMES, CUTS, WAITS, TURNS, WAYS = range(5)
 
 @compiled
 def walk(
-    chain: tuple[Ints, ...],
-    by_way: tuple[Ints, Ints, Ints],
+    chain: ChainArrays,
+    by_way: WayArrays,
     host: Floats,
     stages: Records,
-    at: tuple[Ints, Ints, Floats, Floats, Ints],
-    new: tuple[Ints, Ints, Floats, Floats, Ints],
-    closest: tuple[Ints, Ints, Floats, Floats, Ints],
+    at: LayoutArrays,
+    new: LayoutArrays,
+    closest: LayoutArrays,
     excesses: Floats,
     period: int,
     draws: Floats,
@@ -80,9 +76,7 @@ def walk(
 
 
 @compiled
-def _copy(
-    one: tuple[Ints, Ints, Floats, Floats, Ints], other: tuple[Ints, Ints, Floats, Floats, Ints]
-) -> None:
+def _copy(one: LayoutArrays, other: LayoutArrays) -> None:
     """Make `other` the same allocation."""
     other[HOMES][:] = one[HOMES]
     other[CUTS][:] = one[CUTS]

@@ -16,6 +16,7 @@ from pipeplan.ilp.compiled import Floats, Ints, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.allocation_moves import DRAWS, RUN_DRAWS, keep
+from pipeplan.ilp.local_search.allocation_stages import LayoutArrays
 from pipeplan.ilp.local_search.allocation_steps import walk
 from pipeplan.ilp.local_search.chain_arrays import chain_arrays
 from pipeplan.ilp.local_search.layer_ways import (
@@ -31,8 +32,6 @@ from pipeplan.ilp.modulo_scheduling import STAGE
 from pipeplan.ilp.offload.relief_estimate import link_of
 from pipeplan.ilp.runs import Run
 
-Arrays = tuple[Ints, Ints, Floats, Floats, Ints]
-"""An allocation, as `allocation_steps` has it."""
 ENOUGH: Final = 2000
 """Copies of stages that are placed in one go: some ms, where there are few of them."""
 
@@ -128,7 +127,7 @@ def kept(costs: CostModel, layout: Allocation, draw: float) -> Allocation:
     return replace(layout, homes=tuple(homes.tolist()))
 
 
-def arrays_of(layout: Allocation, *, recompute: bool = False) -> Arrays:
+def arrays_of(layout: Allocation, *, recompute: bool = False) -> LayoutArrays:
     """An allocation in arrays; of runs in runs, those that hold the others.
 
     Args:
@@ -146,7 +145,7 @@ def arrays_of(layout: Allocation, *, recompute: bool = False) -> Arrays:
     return np.array(layout.homes), cuts, waits, np.array(layout.turns), ways
 
 
-def allocation_of(arrays: Arrays) -> Allocation:
+def allocation_of(arrays: LayoutArrays) -> Allocation:
     """The allocation that arrays describe."""
     homes, cuts, waits, turns, ways = arrays
     return Allocation(

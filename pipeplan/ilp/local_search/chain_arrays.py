@@ -25,8 +25,12 @@ FORWARD, BACKWARD = range(2)
 """Ops, and ways over a cut, as `SUMS` and `SENDS` number them."""
 
 
+ChainArrays = tuple[Ints, ...]
+"""What `chain_arrays` returns."""
+
+
 @lru_cache(maxsize=8)
-def chain_arrays(costs: CostModel) -> tuple[Ints, ...]:
+def chain_arrays(costs: CostModel) -> ChainArrays:
     """A chain and its cluster, as `SIZES` to `FACTS` number them."""
     alone, beside = (segment_tables(costs, beside=beside) for beside in (False, True))
     sizes = (alone.states, alone.backward, alone.saved, alone.running, beside.saved)
@@ -66,13 +70,13 @@ def _ints(values: Sequence[Any]) -> Ints:
 
 
 @compiled
-def op_ns(chain: tuple[Ints, ...], op: int, first: int, behind: int, gpu: int) -> int:
+def op_ns(chain: ChainArrays, op: int, first: int, behind: int, gpu: int) -> int:
     """As `CostModel.forward_ns` or `backward_ns` of layers from `first` to before `behind`."""
     sums = chain[SUMS]
     return int(sums[gpu, op, behind] - sums[gpu, op, first] + chain[FACTS][OVERHEAD])
 
 
 @compiled
-def send_ns(chain: tuple[Ints, ...], way: int, boundary: int, source: int, target: int) -> int:
+def send_ns(chain: ChainArrays, way: int, boundary: int, source: int, target: int) -> int:
     """As `CostModel.send_forward_ns` or `send_backward_ns`."""
     return int(chain[SENDS][chain[LINKS][source, target], way, boundary])

@@ -22,6 +22,7 @@ from pipeplan.ilp.local_search.chain_arrays import (
     FORWARD,
     LATE,
     SIZES,
+    ChainArrays,
     op_ns,
 )
 
@@ -34,15 +35,17 @@ SAVED_INPUT, SAVED_REST, SAVED_OUTPUT, FORWARD_MORE, BACKWARD_MORE, UNSAVED = ra
 """Bytes of each layer that keeps all, and of each under an option: what it saves, its workspaces,
 and what of its output is nowhere else."""
 ENDS, FIGURES, SUMS_OF_NS = range(3)
-"""What `way_arrays` returns. Figures are by way (all kept, options) and layer, sums of times by
-way, GPU, op and layer."""
+"""Ends are by layer, figures by way (all kept, options) and layer, sums of times by way, GPU, op
+and layer."""
+WayArrays = tuple[Ints, Ints, Ints]
+"""What `way_arrays` returns: `ENDS` to `SUMS_OF_NS`."""
 NO_WAYS: Final = (np.zeros((6, 0), int), np.zeros((1, 6, 0), int), np.zeros((1, 1, 2, 1), int))
 """In place of `way_arrays` where all layers keep all."""
 _SAVED: Final = ("saved_input_bytes", "saved_bytes", "saved_output_bytes")
 _MORE: Final = ("forward_workspace_bytes", "backward_workspace_bytes")
 
 
-def way_arrays(costs: CostModel) -> tuple[Ints, Ints, Ints]:
+def way_arrays(costs: CostModel) -> WayArrays:
     """What a chain's layers take in each way."""
     chain, count = costs.chain, range(costs.layers)
     ends = [
@@ -90,8 +93,8 @@ def runs_again(way: int) -> bool:
 
 @compiled
 def stage_ns(
-    chain: tuple[Ints, ...],
-    by_way: tuple[Ints, Ints, Ints],
+    chain: ChainArrays,
+    by_way: WayArrays,
     ways: Ints,
     first: int,
     behind: int,
@@ -116,7 +119,7 @@ def stage_ns(
 
 
 @compiled
-def unsaved_output(by_way: tuple[Ints, Ints, Ints], way: int, layer: int) -> int:
+def unsaved_output(by_way: WayArrays, way: int, layer: int) -> int:
     """As `CostModel.unsaved_bytes` of a layer's output."""
     if runs_again(way):
         return int(by_way[ENDS][OUTPUT, layer])
@@ -124,7 +127,7 @@ def unsaved_output(by_way: tuple[Ints, Ints, Ints], way: int, layer: int) -> int
 
 
 @compiled
-def saved_output(by_way: tuple[Ints, Ints, Ints], way: int, layer: int) -> int:
+def saved_output(by_way: WayArrays, way: int, layer: int) -> int:
     """What a layer saves of its output."""
     if runs_again(way):
         return 0
@@ -133,8 +136,8 @@ def saved_output(by_way: tuple[Ints, Ints, Ints], way: int, layer: int) -> int:
 
 @compiled
 def stage_bytes(
-    chain: tuple[Ints, ...],
-    by_way: tuple[Ints, Ints, Ints],
+    chain: ChainArrays,
+    by_way: WayArrays,
     ways: Ints,
     first: int,
     behind: int,
@@ -190,7 +193,7 @@ def stage_bytes(
 
 @compiled
 def _piece(
-    by_way: tuple[Ints, Ints, Ints], ways: Ints, first: int, end: int, held: int
+    by_way: WayArrays, ways: Ints, first: int, end: int, held: int
 ) -> tuple[int, int, int, int, int]:
     """What a run, or a layer, saves of its input, of neither end and of its output; workspaces."""
     if not runs_again(ways[first]):
@@ -210,7 +213,7 @@ def _piece(
 
 
 @compiled
-def _peaks(by_way: tuple[Ints, Ints, Ints], first: int, end: int, held: int) -> tuple[int, int]:
+def _peaks(by_way: WayArrays, first: int, end: int, held: int) -> tuple[int, int]:
     """As `segment_peaks.peaks_from`, of one run."""
     ends, figures = by_way[ENDS], by_way[FIGURES][0]
     source = ends[INPUT, first]
@@ -233,7 +236,7 @@ def _peaks(by_way: tuple[Ints, Ints, Ints], first: int, end: int, held: int) -> 
 
 
 @compiled
-def offloadable(by_way: tuple[Ints, Ints, Ints], ways: Ints, first: int, behind: int) -> int:
+def offloadable(by_way: WayArrays, ways: Ints, first: int, behind: int) -> int:
     """The most bytes of a stage that may leave: (H1), of layers that keep all."""
     figures, found = by_way[FIGURES][0], 0
     for layer in range(first, behind):

@@ -24,6 +24,7 @@ from pipeplan.ilp.local_search.chain_arrays import (
     SAVED,
     SIZES,
     STATES,
+    ChainArrays,
     chain_arrays,
     op_ns,
     send_ns,
@@ -100,7 +101,7 @@ def _even(costs: CostModel, visits: int) -> list[int]:
 
 @compiled
 def _anneal(
-    chain: tuple[Ints, ...], order: Ints, period: int, stretch: float, starts: Ints, draws: Floats
+    chain: ChainArrays, order: Ints, period: int, stretch: float, starts: Ints, draws: Floats
 ) -> float:
     """Move cuts, `starts`, until there is no excess or the random numbers are used; the excess."""
     excess = _excess(chain, order, period, stretch, starts)
@@ -133,9 +134,7 @@ def _move(starts: Ints, layers: int, draws: Floats) -> None:
 
 
 @compiled
-def _excess(
-    chain: tuple[Ints, ...], order: Ints, period: int, stretch: float, starts: Ints
-) -> float:
+def _excess(chain: ChainArrays, order: Ints, period: int, stretch: float, starts: Ints) -> float:
     """Sums from the end of the chain: a stage keeps what its work and all behind it take."""
     sizes, budgets = chain[SIZES], chain[BUDGETS]
     loads, held, working = (np.zeros(len(budgets)), np.zeros(len(budgets)), np.zeros(len(budgets)))
