@@ -105,17 +105,23 @@ def stage_ns(
     backward = op_ns(chain, BACKWARD, first, behind, gpu)
     if len(ways) == 0:
         return forward, backward
-    sums = by_way[SUMS_OF_NS]
     for layer in range(first, behind):
-        kept = sums[0, gpu, :, layer + 1] - sums[0, gpu, :, layer]
         if runs_again(ways[layer]):
-            backward += kept[FORWARD]
+            backward += _layer_ns(by_way, KEPT, gpu, FORWARD, layer)
         elif ways[layer] >= OPTION:
             way = 1 + ways[layer] - OPTION
-            instead = sums[way, gpu, :, layer + 1] - sums[way, gpu, :, layer]
-            forward += instead[FORWARD] - kept[FORWARD]
-            backward += instead[BACKWARD] - kept[BACKWARD]
+            forward += _layer_ns(by_way, way, gpu, FORWARD, layer)
+            forward -= _layer_ns(by_way, KEPT, gpu, FORWARD, layer)
+            backward += _layer_ns(by_way, way, gpu, BACKWARD, layer)
+            backward -= _layer_ns(by_way, KEPT, gpu, BACKWARD, layer)
     return forward, backward
+
+
+@compiled
+def _layer_ns(by_way: WayArrays, way: int, gpu: int, op: int, layer: int) -> int:
+    """Of one layer, all kept or under an option."""
+    sums = by_way[SUMS_OF_NS]
+    return int(sums[way, gpu, op, layer + 1] - sums[way, gpu, op, layer])
 
 
 @compiled
