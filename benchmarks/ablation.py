@@ -42,8 +42,8 @@ LEFT = RESULT.with_name("ablation_retired.json")
 LOST = 0.01
 """A row is lost where the plan is longer by more than this."""
 RETIRED = (
-    "best chain", "guide", "neighbourhoods", "plain chain", "recompute annealing",
-    "recompute kfkb", "restarts", "stage counts", "unrestricted",
+    "best chain", "guide", "neighbourhoods", "plain chain", "recompute kfkb", "restarts",
+    "stage counts", "unrestricted",
 )  # fmt: skip
 """Strategies that left the solver for what their rows of the table say."""
 

@@ -62,6 +62,10 @@ AGAIN = (
     ("gpt24", 8, 0.5), ("gpt24", 8, 0.4), ("llama24", 8, 0.5), ("llama24", 16, 0.4),
     ("gpt48", 16, 0.5), ("resnet101", 8, 0.4),
 )  # fmt: skip
+SCARCE = (
+    ("resnet18", 4, 0.25), ("resnet50", 4, 0.2), ("densenet121", 4, 0.25), ("resnet101", 8, 0.3),
+)  # fmt: skip
+"""Memory that plans without recomputation are far from."""
 SHORT = (
     ("gpt5", 3, 0.6), ("gpt6", 3, 0.6), ("gpt8", 4, 0.5), ("gpt10", 4, 0.6), ("gpt12", 4, 0.8),
     ("llama6", 3, 0.6), ("llama8", 4, 0.6), ("llama10", 5, 0.6), ("llama12", 4, 0.6),
@@ -172,7 +176,7 @@ def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
     """Everything first, then each arm left out; then no finder at all, and each alone."""
     keeping: list[tuple[Case, Mode]] = [(Case(*each), "none") for each in (*KEEPING, *SHORT)]
     cases: list[tuple[Case, Mode]] = [*keeping]
-    cases += [(Case(*each), "recompute") for each in (*AGAIN, *SHORT_AGAIN)]
+    cases += [(Case(*each), "recompute") for each in (*AGAIN, *SCARCE, *SHORT_AGAIN)]
     cases += [(Tied(*each), "recompute") for each in TIED]
     cases += [(each, "k=1") for few in FEW_KEEPING for each in grouped(few)]
     cases += [(each, "k=1, recompute") for few in FEW_AGAIN for each in grouped(few)]

@@ -384,10 +384,11 @@ class Pipeline:
         """
         folder = Path(out)
         path = storage.latest(folder)
+        for note in storage.passed_over(folder, path):
+            _log.warning(note)
         meta = storage.read_meta(path)
         self._session.checkpoints.check_fits(path, meta)
-        changed = self._session.checkpoints.changes(meta)
-        for note in [*storage.passed_over(folder, path), *changed]:
+        for note in self._session.checkpoints.changes(meta):
             _log.warning(note)
         with self._whole():
             told = self._session.gather(path.name)

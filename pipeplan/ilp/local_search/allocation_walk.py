@@ -15,14 +15,16 @@ from pipeplan.cluster import Host
 from pipeplan.ilp.compiled import Floats, Ints, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.allocation_moves import DRAWS, RUN_DRAWS, keep
+from pipeplan.ilp.local_search.allocation_moves import DRAWS, RUN_DRAWS, keep, make_step
 from pipeplan.ilp.local_search.allocation_stages import LayoutArrays
 from pipeplan.ilp.local_search.allocation_steps import walk
 from pipeplan.ilp.local_search.chain_arrays import chain_arrays
 from pipeplan.ilp.local_search.layer_ways import (
+    ENDS,
     KEPT,
     NO_WAYS,
     OPTION,
+    OPTIONS,
     RUN,
     piece_end,
     way_arrays,
@@ -120,6 +122,13 @@ class AllocationWalk:
         return float(self._excesses[2]), allocation_of(self._closest)
 
 
+def stepped(costs: CostModel, layout: Allocation, random: np.random.Generator) -> Allocation:
+    """What one random step makes of an allocation; what it recomputes stays."""
+    arrays = arrays_of(replace(layout, recompute=()))
+    make_step(arrays, chain_arrays(costs), NO_WAYS[ENDS][OPTIONS], random.random(DRAWS))
+    return replace(allocation_of(arrays), recompute=layout.recompute)
+
+
 def kept(costs: CostModel, layout: Allocation, draw: float) -> Allocation:
     """The layout with tied layers where one of theirs is, pinned ones on their GPUs."""
     homes = np.array(layout.homes)
@@ -128,7 +137,7 @@ def kept(costs: CostModel, layout: Allocation, draw: float) -> Allocation:
 
 
 def arrays_of(layout: Allocation, *, recompute: bool = False) -> LayoutArrays:
-    """An allocation in arrays; of runs in runs, those that hold the others.
+    """An allocation in arrays, which have no runs in runs.
 
     Args:
         layout: the allocation.
@@ -141,6 +150,7 @@ def arrays_of(layout: Allocation, *, recompute: bool = False) -> LayoutArrays:
         waits[first] = wait
     ways = np.zeros(layers if recompute else 0, np.int64)
     for run in layout.recompute:
+        assert not run.inner
         fill(ways, run.first, run.last + 1, RUN if run.option is None else OPTION + run.option)
     return np.array(layout.homes), cuts, waits, np.array(layout.turns), ways
 

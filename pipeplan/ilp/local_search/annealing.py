@@ -15,10 +15,11 @@ from fractions import Fraction
 from functools import cached_property
 from math import inf
 from random import Random
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
+from pipeplan.ilp.compiled import Floats
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
@@ -48,6 +49,37 @@ COLD: Final = 1e-9
 """Added to every temperature: the last ones are next to nothing."""
 
 
+class Walk(Protocol):
+    """Steps from allocation to allocation at one period, as `AllocationWalk` makes them."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step came to `new` that waits until it is `judged`."""
+        ...
+
+    @property
+    def new(self) -> Allocation:
+        """What the last step came to."""
+        ...
+
+    @property
+    def closest(self) -> tuple[float, Allocation]:
+        """The least excess since the beginning, and the allocation that has it."""
+        ...
+
+    def begin(self, layout: Allocation, excess: float, period: int) -> None:
+        """Go on from an allocation that is so far from a plan, at a period of all copies in ns."""
+        ...
+
+    def run(self, heats: Floats) -> tuple[int, int]:
+        """Make steps; how many are done, and how many copies of stages were placed."""
+        ...
+
+    def judged(self, excess: float) -> None:
+        """The allocation `new` is so far from a plan."""
+        ...
+
+
 @dataclass
 class SimulatedAnnealing:
     """Annealing rounds from the best plan, until the time is over."""
@@ -69,8 +101,12 @@ class SimulatedAnnealing:
         self.state.note_missing_compiler()
 
     @cached_property
-    def _walk(self) -> AllocationWalk:
+    def _allocations(self) -> Walk:
         return AllocationWalk(self.state.costs, self.draws)
+
+    def _walk_from(self, layout: Allocation) -> Walk:
+        """What makes steps from an allocation on."""
+        return self._allocations
 
     def run(self, seconds: float) -> None:
         """Anneal for `seconds` from the best plan so far, if there is one."""
@@ -150,31 +186,31 @@ class SimulatedAnnealing:
             As `anneal_from`.
         """
         clock, step = self.state.options.clock, 0
-        closest = self._excess(at, target), at
+        closest, walk = (self._excess(at, target), at), self._walk_from(at)
         if closest[0] > 0:
-            self._walk.begin(at, closest[0], self._period(at, target))
+            walk.begin(at, closest[0], self._period(at, target))
         else:
-            target = self._shorten(at, shrink)
+            target = self._shorten(walk, at, shrink)
         heats = temperature * (1 - np.arange(steps) / steps) + COLD
         end = min(end, self.state.options.time_limit_s)
         while step < steps and clock.spent < end:
             if self._closed or target < self.state.bound:
                 break
-            done, placed = self._walk.run(heats[step : step + AT_ONCE])
+            done, placed = walk.run(heats[step : step + AT_ONCE])
             clock.charge(done * STEP_S + placed * PLACED_S)
             step += done
-            if self._walk.waits:
-                new = self._walk.new
+            if walk.waits:
+                new = walk.new
                 excess = self._excess(new, target)
-                self._walk.judged(excess)
+                walk.judged(excess)
                 if excess <= 0:
-                    closest, target = (excess, new), self._shorten(new, shrink)
-        return min(closest, self._walk.closest, key=lambda one: one[0])
+                    closest, target = (excess, new), self._shorten(walk, new, shrink)
+        return min(closest, walk.closest, key=lambda one: one[0])
 
-    def _shorten(self, layout: Allocation, shrink: float) -> Fraction:
+    def _shorten(self, walk: Walk, layout: Allocation, shrink: float) -> Fraction:
         """Walk on from the allocation of a plan, at a shorter period."""
         target = self._target(shrink)
-        self._walk.begin(layout, self._excess(layout, target), self._period(layout, target))
+        walk.begin(layout, self._excess(layout, target), self._period(layout, target))
         return target
 
     def _period(self, layout: Allocation, target: Fraction) -> int:

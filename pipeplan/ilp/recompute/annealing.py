@@ -3,7 +3,8 @@
 It extends `local_search.annealing`. An allocation names layers of the chain as it is and the
 recomputed segments ("runs") among them. A step moves a cut or a stage, or changes the runs of a
 stage (`local_search.run_moves`). Runs end at their stage's cuts. What fits as far as the walk can
-tell is judged on its contracted chain, so that the judgement is exact. Source: ours.
+tell is judged on its contracted chain, so that the judgement is exact. Runs in runs have a walk of
+their own. Source: ours.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pipeplan.ilp.local_search.allocation_walk import AllocationWalk
 from pipeplan.ilp.local_search.annealing import (
     TARGET_REDUCTIONS,
     SimulatedAnnealing,
+    Walk,
     memory_overflow,
 )
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
@@ -26,6 +28,8 @@ from pipeplan.ilp.offload.relief_estimate import estimate_relief
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.nested_walk import NestedWalk
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.schedule import Schedule
 
 JUDGED_S: Final = 3e-4
@@ -39,17 +43,22 @@ class RecomputeAnnealing(SimulatedAnnealing):
     reductions = TARGET_REDUCTIONS
     judged_s = JUDGED_S
 
-    def __init__(self, joint: JointIncumbent) -> None:
-        """Repeatable for a seed."""
+    def __init__(self, joint: JointIncumbent, offered: StageOptions | None) -> None:
+        """Repeatable for a seed; `offered` is for plans with runs in runs."""
         super().__init__(joint.state)
         self.joint, self.pieces = joint, ContractionCache(joint.state.costs)
         self._contracted: ContractedChain | None = None
+        self._nested = NestedWalk(joint.state.costs, offered, self.random, self.draws)
 
     @cached_property
-    def _walk(self) -> AllocationWalk:
+    def _allocations(self) -> Walk:
         costs, offload = self.state.costs, self.state.options.offload
         host = costs.cluster.host if offload else None
         return AllocationWalk(costs, self.draws, recompute=True, host=host)
+
+    def _walk_from(self, layout: Allocation) -> Walk:
+        nested = any(run.inner for run in layout.recompute)
+        return self._nested if nested else self._allocations
 
     def _known(self) -> Schedule | None:
         return self.joint.best.state.best

@@ -28,6 +28,7 @@ from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import ways
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.recompute.step_search import RecomputeStepSearch
 from pipeplan.ilp.recompute.trim import trim
@@ -133,7 +134,7 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
     if whole.remaining >= found.bound_s or joint.period is None:
         _prove_contiguous(whole)
     if not whole.options.contiguous_only:
-        _balance(joint)
+        _balance(joint, found.offered)
     _every(joint, kept)
     if whole.infeasible is None:
         _further(joint)
@@ -205,12 +206,12 @@ def _started(joint: JointIncumbent, starts: Sequence[Plan]) -> InitialSets:
     return found
 
 
-def _balance(joint: JointIncumbent) -> None:
+def _balance(joint: JointIncumbent, offered: StageOptions | None) -> None:
     """Load balancing over cuts and segments and annealing in turns, until they find nothing more.
 
     Where layers are few, load balancing alone ends early, for the proof.
     """
-    whole, annealing = joint.state, RecomputeAnnealing(joint)
+    whole, annealing = joint.state, RecomputeAnnealing(joint, offered)
     balancing = RecomputeBalancing(joint, annealing)
     if _tries_every(whole):
         seconds = portfolio.BEFORE_EVERY_SET * whole.remaining

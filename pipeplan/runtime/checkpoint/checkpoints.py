@@ -44,6 +44,7 @@ class Checkpoints:
             InputError: if there is a directory for checkpoints, and a buffer fits into none.
         """
         self._job, self._transport, self._worker = job, transport, worker
+        self._recipe = recipe(job.task)
         self._store, self._options = store, options
         self._shared = set() if options.out is None else {options.out}
         """Directories that all ranks are known to share."""
@@ -78,7 +79,7 @@ class Checkpoints:
             scales=scales,
             good_steps=good_steps,
             drawn=drawn,
-            recipe=recipe(job.task),
+            recipe=self._recipe,
         )
         self._writer_of(out).save(storage.step_folder(out, step), meta, stages, spared)
 
@@ -112,7 +113,7 @@ class Checkpoints:
 
     def changes(self, meta: storage.CheckpointMeta) -> list[str]:
         """What this training does otherwise than the one that wrote `meta`, a remark each."""
-        return differences(meta.recipe, recipe(self._job.task))
+        return differences(meta.recipe, self._recipe)
 
     def load(self, path: Path, meta: storage.CheckpointMeta) -> None:
         """Put the one at `path`, made with `meta`, into the stages, bit for bit.

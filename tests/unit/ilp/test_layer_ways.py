@@ -20,8 +20,11 @@ from pipeplan.ilp.local_search.annealing import memory_overflow
 from pipeplan.ilp.local_search.chain_arrays import chain_arrays
 from pipeplan.ilp.local_search.layer_ways import (
     ENDS,
+    INSIDE,
+    KEPT,
     OPTION,
     OPTIONS,
+    RUN,
     offloadable,
     stage_bytes,
     stage_ns,
@@ -161,15 +164,12 @@ def test_a_change_is_one_of_one_stage(seed: int) -> None:
     assert taken == {(layer, n) for layer in range(LAYERS) for n in range(options[layer])}
 
 
-def test_runs_in_runs_are_one_run() -> None:
-    """Arrays name what holds the others; options have their numbers."""
-    layout = Allocation(
-        (0,) * 6, frozenset(), recompute=(Run(0, 3, inner=(Run(1, 2),)), Run(5, 5, 1))
-    )
-    *_, ways = arrays_of(layout, recompute=True)
-    assert ways.tolist() == [1, 2, 2, 2, 0, OPTION + 1]
-    found = allocation_of(arrays_of(layout, recompute=True))
-    assert found.recompute == (Run(0, 3), Run(5, 5, 1))
+def test_arrays_number_the_ways() -> None:
+    """A run, what is kept, an option by its number."""
+    layout = Allocation((0,) * 6, frozenset(), recompute=(Run(0, 3), Run(5, 5, 1)))
+    arrays = arrays_of(layout, recompute=True)
+    assert arrays[-1].tolist() == [RUN, INSIDE, INSIDE, INSIDE, KEPT, OPTION + 1]
+    assert allocation_of(arrays) == layout
 
 
 def test_a_walk_changes_runs_and_homes() -> None:

@@ -52,7 +52,7 @@ def _recomputing(balancing: bool) -> Make:
         whole = Incumbent(state.costs, state.options)
         whole.raise_bound("any", state.bounds["any"], from_bytes=False)
         joint = JointIncumbent(whole, SearchResult(state))
-        annealing = RecomputeAnnealing(joint)
+        annealing = RecomputeAnnealing(joint, None)
         strategy = RecomputeBalancing(joint, annealing) if balancing else annealing
         return strategy, lambda: joint.best
 
