@@ -1,6 +1,7 @@
 """How far an allocation in arrays is from a plan, as machine code: load, room, bytes.
 
-The same as `list_scheduler` and `peak_estimate` say of it, in a few microseconds.
+The same as `list_scheduler`, `peak_estimate` and, with a host, `relief_estimate` say of it on its
+contracted chain, in a few microseconds.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 from pipeplan.ilp.compiled import Floats, Ints, compiled
 from pipeplan.ilp.local_search.allocation_stages import LayoutArrays, first_layers
 from pipeplan.ilp.local_search.chain_arrays import BUDGETS, PINS, TIED, ChainArrays
+from pipeplan.ilp.local_search.draws import pick
 from pipeplan.ilp.local_search.run_moves import change_runs
 
 CHANGE: Final = 6
@@ -59,7 +60,7 @@ def make_step(
 def keep(homes: Ints, chain: ChainArrays, draw: float) -> None:
     """Put tied layers where one of theirs is, pinned ones on their GPUs."""
     for group in chain[TIED]:
-        gpu = homes[group[1 + _pick(draw, group[0])]]
+        gpu = homes[group[1 + pick(draw, group[0])]]
         for member in range(group[0]):
             homes[group[1 + member]] = gpu
     for layer in range(len(homes)):
@@ -68,19 +69,13 @@ def keep(homes: Ints, chain: ChainArrays, draw: float) -> None:
 
 
 @compiled
-def _pick(draw: float, count: int) -> int:
-    """One of so many, by a number from 0 to 1."""
-    return min(int(draw * count), count - 1)
-
-
-@compiled
 def _change(layout: LayoutArrays, gpus: int, draws: Floats) -> None:
     """Move a border, a run of layers or a whole stage; swap two; split, join; shift; wait."""
     homes, cuts, waits, turns, _ = layout
     firsts, kind = first_layers(homes, cuts), draws[1]
     stages = len(firsts) - 1
-    one, other = _pick(draws[2], stages), _pick(draws[3], stages)
-    gpu = _pick(draws[4], gpus)
+    one, other = pick(draws[2], stages), pick(draws[3], stages)
+    gpu = pick(draws[4], gpus)
     first, behind = firsts[one], firsts[one + 1]
     if draws[0] < WAITING:
         _change_waits(waits, firsts, draws[2:])
@@ -89,8 +84,8 @@ def _change(layout: LayoutArrays, gpus: int, draws: Floats) -> None:
     elif kind < 0.45 and stages > 1:
         _move_border(homes, firsts, draws[2:])
     elif kind < 0.72:
-        begin = first + _pick(draws[3], behind - first)
-        length = RUN_LENGTHS[_pick(draws[5], len(RUN_LENGTHS))]
+        begin = first + pick(draws[3], behind - first)
+        length = RUN_LENGTHS[pick(draws[5], len(RUN_LENGTHS))]
         homes[begin : min(behind, begin + length)] = gpu
     elif kind < 0.82:
         homes[first:behind] = gpu
@@ -105,8 +100,8 @@ def _change(layout: LayoutArrays, gpus: int, draws: Floats) -> None:
 @compiled
 def _move_border(homes: Ints, firsts: Ints, draws: Floats) -> None:
     """Give some layers beside a border to the other side."""
-    at = 1 + _pick(draws[0], len(firsts) - 2)
-    border, count = firsts[at], BORDER_MOVES[_pick(draws[1], len(BORDER_MOVES))]
+    at = 1 + pick(draws[0], len(firsts) - 2)
+    border, count = firsts[at], BORDER_MOVES[pick(draws[1], len(BORDER_MOVES))]
     if draws[2] < 0.5:
         homes[border : min(firsts[at + 1], border + count)] = homes[border - 1]
     else:
@@ -122,14 +117,14 @@ def _resplit(homes: Ints, cuts: Ints, draws: Floats) -> None:
             cuts[layer] = 0
         real += cuts[layer]
     if real > 0 and draws[0] < 0.5:
-        left = _pick(draws[1], real)
+        left = pick(draws[1], real)
         for layer in range(1, len(homes)):
             if cuts[layer]:
                 if left == 0:
                     cuts[layer] = 0
                 left -= 1
     elif len(homes) > 1:
-        cuts[1 + _pick(draws[1], len(homes) - 1)] = 1
+        cuts[1 + pick(draws[1], len(homes) - 1)] = 1
 
 
 @compiled
@@ -144,9 +139,9 @@ def _change_waits(waits: Floats, firsts: Ints, draws: Floats) -> None:
             waiting[count] = first
             count += 1
     if count > 0 and draws[0] < 0.5:
-        kept[waiting[_pick(draws[1], count)]] = 0
+        kept[waiting[pick(draws[1], count)]] = 0
     else:
-        first = firsts[_pick(draws[1], len(firsts) - 1)]
+        first = firsts[pick(draws[1], len(firsts) - 1)]
         kept[first] = 0
         kept[first, int(draws[2] < 0.5)] = LONGEST_WAIT * draws[3]
     waits[:] = kept
@@ -155,7 +150,7 @@ def _change_waits(waits: Floats, firsts: Ints, draws: Floats) -> None:
 @compiled
 def _shift(turns: Floats, which: float, way: float) -> None:
     """Move the turn of one copy; turns rise."""
-    copy, last = 1 + _pick(which, len(turns) - 1), len(turns) - 1
+    copy, last = 1 + pick(which, len(turns) - 1), len(turns) - 1
     moved = min(max(turns[copy] + SHIFT * (2 * way - 1), 0.0), 0.999)
     while copy > 1 and turns[copy - 1] > moved:
         turns[copy] = turns[copy - 1]

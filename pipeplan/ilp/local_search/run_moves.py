@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from pipeplan.ilp.compiled import Floats, Ints, compiled
+from pipeplan.ilp.local_search.draws import pick
 from pipeplan.ilp.local_search.layer_ways import INSIDE, KEPT, OPTION, RUN, piece_end
 
 LONG: Final = (1, 1, 2, 3, 5, 8)
@@ -33,13 +34,13 @@ def change_runs(ways: Ints, firsts: Ints, options: Ints, draws: Floats) -> None:
         options: how many each layer has.
         draws: six random numbers from 0 to 1.
     """
-    stage = _pick(draws[0], len(firsts) - 1)
+    stage = pick(draws[0], len(firsts) - 1)
     first, behind = firsts[stage], firsts[stage + 1]
     starts = _starts(ways, first, behind)
     if draws[1] < ALIKE:
         _run_alike(ways, first, behind, options, draws[2])
     elif len(starts) > 0 and draws[2] < OLD:
-        at = _pick(draws[3], len(starts))
+        at = pick(draws[3], len(starts))
         if draws[1] < ALIKE + FEWER * (1 - ALIKE):
             _take_less(ways, starts[at], behind, draws[4])
         elif draws[4] < 0.5:
@@ -47,14 +48,14 @@ def change_runs(ways: Ints, firsts: Ints, options: Ints, draws: Floats) -> None:
         elif draws[4] < 0.75:
             _split(ways, starts[at], behind, draws[5])
         elif len(starts) > 1:
-            at = _pick(draws[3], len(starts) - 1)
+            at = pick(draws[3], len(starts) - 1)
             fill(ways, starts[at], piece_end(ways, starts[at + 1], behind), RUN)
     else:
-        begin = first + _pick(draws[3], behind - first)
+        begin = first + pick(draws[3], behind - first)
         if options[begin] > 0 and draws[4] < 0.5:
-            fill(ways, begin, begin + 1, OPTION + _pick(draws[5], options[begin]))
+            fill(ways, begin, begin + 1, OPTION + pick(draws[5], options[begin]))
         else:
-            fill(ways, begin, min(behind, begin + LONG[_pick(draws[5], len(LONG))]), RUN)
+            fill(ways, begin, min(behind, begin + LONG[pick(draws[5], len(LONG))]), RUN)
 
 
 @compiled
@@ -65,12 +66,6 @@ def fill(ways: Ints, begin: int, behind: int, way: int) -> None:
     ways[begin:behind] = way
     if way == RUN:
         ways[begin + 1 : behind] = INSIDE
-
-
-@compiled
-def _pick(draw: float, count: int) -> int:
-    """One of so many, by a number from 0 to 1."""
-    return min(int(draw * count), count - 1)
 
 
 @compiled
@@ -91,7 +86,7 @@ def _run_alike(ways: Ints, first: int, behind: int, options: Ints, draw: float) 
     most = 0
     for layer in range(first, behind):
         most = max(most, options[layer])
-    kind = _pick(draw, 3 + most)
+    kind = pick(draw, 3 + most)
     if kind < 2:
         fill(ways, first, behind, KEPT if kind == 0 else RUN)
         return
@@ -130,4 +125,4 @@ def _split(ways: Ints, start: int, behind: int, draw: float) -> None:
     """A run becomes two that keep an input each."""
     length = piece_end(ways, start, behind) - start
     if length > 1:
-        ways[start + 1 + _pick(draw, length - 1)] = RUN
+        ways[start + 1 + pick(draw, length - 1)] = RUN

@@ -81,8 +81,8 @@ def relief(
         missing = over[gpu] - found[gpu]
         if missing <= 0:
             continue
-        least = min(most[stage], ways[gpu] // copies)
-        size, freed = _enough(least, missing, rests[stage], copies, period, link[0])
+        leaving = min(most[stage], ways[gpu] // copies)
+        size, freed = _enough(leaving, missing, rests[stage], copies, period, link[0])
         found[gpu] += freed
         ways[gpu] -= size * copies
     return found

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from random import Random
-from typing import Final
 
 from pipeplan.chain import Chain
+from pipeplan.ilp.local_search.run_moves import LONG
 from pipeplan.ilp.runs import Run, Runs, Segment
-
-LONG: Final = (1, 1, 2, 3, 5, 8)
-"""Layers of a run that is added, if there are so many."""
 
 
 def mutate(

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from pipeplan.ilp import Problem, incumbent, modulo_scheduling, solve
@@ -18,7 +19,18 @@ from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.compiled import COMPILING, NO_COMPILER, compile_s
 from pipeplan.ilp.contiguous import recurrence, stage_choice
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search import assignment_steps, peak_estimate
+from pipeplan.ilp.local_search import (
+    allocation_judge,
+    allocation_moves,
+    allocation_stages,
+    allocation_steps,
+    assignment_steps,
+    layer_ways,
+    peak_estimate,
+    run_moves,
+)
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.allocation_walk import AllocationWalk
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
@@ -62,9 +74,16 @@ def test_caches_name_no_classes() -> None:
     placing.peaks()
     chain = some_chain(0, 4)
     RecomputeDP(costs_of(chain, 2, 100), options=list_options(chain)).shortest(1)
+    walk = AllocationWalk(costs_of(chain, 2, 100), np.random.default_rng(0), recompute=True)
+    walk.begin(Allocation((0,) * 4, frozenset()), 3.0, 100)
+    walk.run(np.full(9, 0.1))
+    modules = (
+        *(allocation_judge, allocation_moves, allocation_stages, allocation_steps, layer_ways),
+        *(run_moves, assignment_steps, modulo_scheduling, peak_estimate, labels, stage_choice),
+    )
     seen = [
         each
-        for module in (assignment_steps, modulo_scheduling, peak_estimate, labels, stage_choice)
+        for module in modules
         for value in vars(module).values()
         for signature in getattr(value, "signatures", ())
         for each in signature

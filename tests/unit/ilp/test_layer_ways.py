@@ -45,9 +45,15 @@ HOST = Host(memory_bytes=10**9, bandwidth_bytes_per_s=3 * 10**9)
 
 
 def some_costs(seed: int, memory: int = 150) -> CostModel:
-    """A random chain whose layers have up to two options."""
+    """A random chain, now and then short, whose layers have up to two options."""
     random = Random(seed)
-    costs = random_costs(seed, LAYERS, memory=memory, options=seed % 3, host=HOST)
+    machines = {
+        "host": random.choice((None, HOST, HOST)),
+        "duplex": random.choice(("full", "half")),
+        "memory": memory,
+    }
+    layers = random.choice((1, 2, LAYERS, LAYERS, LAYERS))
+    costs = random_costs(seed, layers, options=seed % 3, **machines)
     semantics, model = random.choice(("2bw", "flush")), random.choice(("exact", "exact", "paper"))
     return replace(costs, semantics=semantics, memory_model=model)
 
@@ -57,10 +63,10 @@ def with_runs(costs: CostModel, seed: int) -> Allocation:
     random, layers = Random(seed), costs.chain.layers
     runs = (
         run
-        for run in some_runs(random, LAYERS)
+        for run in some_runs(random, costs.layers)
         if run.option is None or run.option < len(layers[run.first].options)
     )
-    return replace(some_layout(random, LAYERS), recompute=tuple(runs))
+    return replace(some_layout(random, costs.layers), recompute=tuple(runs))
 
 
 def contracted(
@@ -75,7 +81,7 @@ def contracted(
 def test_stages_are_those_of_contracted_chains() -> None:
     """Bytes, times, what is sent and what may leave, behind a stage elsewhere or here."""
     stages = 0
-    for seed in range(300):
+    for seed in range(150):
         costs = some_costs(seed)
         layout = with_runs(costs, seed)
         mine, placed = contracted(costs, layout)
@@ -93,21 +99,22 @@ def test_stages_are_those_of_contracted_chains() -> None:
             most = offloadable_segments(mine, first, last)
             assert offloadable(known, ways, begin, end + 1) == most
             stages += 1
-    assert stages > 1000
+    assert stages > 400
 
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_judgement_is_that_of_the_contracted_chain(offload: bool) -> None:
     """Load, room and bytes, less what may be offloaded, of random allocations with runs."""
     kinds = [0] * 4
-    for seed in range(600):
+    for seed in range(250):
         costs = some_costs(seed, 100)
         layout = with_runs(costs, seed)
         mine, placed = contracted(costs, layout)
         copies = len(layout.turns)
-        period = costs.load_ns(0, LAYERS - 1, 0) * copies * (2 + seed % 3) // 3
-        stages, host = with_attributes(np.zeros(LAYERS, STAGE)), NOWHERE
-        if offload and costs.exact:
+        load = costs.load_ns(0, costs.layers - 1, 0)
+        period = max(1, load * copies * (2 + seed % 3) // 3)
+        stages, host = with_attributes(np.zeros(costs.layers, STAGE)), NOWHERE
+        if offload and costs.exact and costs.cluster.host:
             host = link_of(HOST)
         layout_arrays = arrays_of(layout, recompute=True)
         known = chain_arrays(costs), way_arrays(costs), host
@@ -134,7 +141,28 @@ def test_judgement_is_that_of_the_contracted_chain(offload: bool) -> None:
                 kind = 2
         assert found == pytest.approx(expected, abs=1e-9)
         kinds[kind] += 1
-    assert min(kinds) > 10
+    assert min(kinds) > 5
+
+
+def test_a_gpus_speed_rounds_each_layer() -> None:
+    """Times on GPUs of other speeds are at most as many ns longer as a stage has layers."""
+    longer = 0
+    for seed in range(60):
+        costs = random_costs(seed, LAYERS, options=seed % 3)
+        gpus = tuple(gpu.model_copy(update={"speed": 0.7}) for gpu in costs.cluster.gpus)
+        costs = replace(costs, cluster=costs.cluster.model_copy(update={"gpus": gpus}))
+        layout = with_runs(costs, seed)
+        mine, placed = contracted(costs, layout)
+        *_, ways = arrays_of(layout, recompute=True)
+        arrays = chain_arrays(costs), way_arrays(costs)
+        for (first, last, gpu), (begin, end, _) in zip(placed, layout.runs, strict=True):
+            forward, backward = stage_ns(*arrays, ways, begin, end + 1, gpu)
+            more = forward - mine.forward_ns(first, last, gpu)
+            more_back = backward - mine.backward_ns(first, last, gpu)
+            assert 0 <= more <= end + 1 - begin
+            assert 0 <= more_back <= 2 * (end + 1 - begin)
+            longer += more_back > 0
+    assert longer > 10
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -145,7 +173,7 @@ def test_a_change_is_one_of_one_stage(seed: int) -> None:
     layout = Allocation((0, 0, 0, 0, 1, 2, 2, 2, 2), frozenset((7,)))
     arrays, counts, taken = arrays_of(layout, recompute=True), set(), set()
     before = clip_to_stages((), layout.segments())
-    for _ in range(3000):
+    for _ in range(1500):
         change_runs(arrays[-1], first_layers(*arrays[:2]), options, random.random(CHANGE))
         new = clip_to_stages(allocation_of(arrays).recompute, layout.segments())
         changed = {
@@ -160,7 +188,7 @@ def test_a_change_is_one_of_one_stage(seed: int) -> None:
         counts.add(sum(run.last + 1 - run.first for run in new))
         taken |= {(run.first, run.option) for run in new if run.option is not None}
         before = new
-    assert counts >= set(range(LAYERS))
+    assert counts >= set(range(1, LAYERS))
     assert taken == {(layer, n) for layer in range(LAYERS) for n in range(options[layer])}
 
 

@@ -202,3 +202,4 @@ def test_another_recipe_is_told(out: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(out, 2, "--resume", str(out)) == 0
     told = "".join(capsys.readouterr())
     assert "goes on with another loss: the checkpoint was trained with MSELoss(), this" in told
+    assert told.count("goes on with another") == 1
