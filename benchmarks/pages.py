@@ -133,8 +133,7 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
         " plans of few layers and of one micro-batch per period; the counting bound, the window"
         " bound and the recompute bound raise bounds, the last two of plans with one stage per"
         " GPU; `trim` takes back what a plan recomputes for nothing, which leaves its period as it"
-        " is. With the time of the wall as a limit `recompute annealing` earns more: it takes more"
-        " steps in it than count here."
+        " is."
     )
     yield "## Table"
     yield table(ablation_rows.COLUMNS, ablation_rows.measured(found))

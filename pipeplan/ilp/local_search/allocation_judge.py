@@ -65,7 +65,7 @@ def judge(
     found = peaks(stages, period, times, gpus)
     if len(host) > 0:
         over_budgets = found - chain[BUDGETS]
-        found -= _relief(by_way, ways, firsts, host, stages, times, over_budgets, period)
+        found -= _relief(by_way, layout, firsts, host, stages, times, over_budgets, period)
     return _overflow(found, chain[BUDGETS]), placed * copies
 
 
@@ -82,7 +82,7 @@ def _overflow(found: Ints, budgets: Ints) -> float:
 @compiled
 def _relief(
     by_way: WayArrays,
-    ways: Ints,
+    layout: LayoutArrays,
     firsts: Ints,
     host: Floats,
     stages: Records,
@@ -91,18 +91,14 @@ def _relief(
     period: int,
 ) -> Ints:
     """What each GPU's stages may offload, as far as it needs that."""
+    homes, _, _, _, ways = layout
     count, copies = len(stages), times.shape[2]
-    rests, most, gpus = (
-        np.empty(count, np.int64),
-        np.empty(count, np.int64),
-        np.empty(count, np.int64),
-    )
+    rests, most = np.empty(count, np.int64), np.empty(count, np.int64)
     for number in range(count):
         stay = (times[B, number] - times[F, number]).sum() // copies
         rests[number] = stay - stages[number].forward
         most[number] = offloadable(by_way, ways, firsts[number], firsts[number + 1])
-        gpus[number] = stages[number].gpu
-    return relief(rests, gpus, most, over, copies, period, host)
+    return relief(rests, homes[firsts[:-1]], most, over, copies, period, host)
 
 
 @compiled

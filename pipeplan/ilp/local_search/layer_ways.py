@@ -109,10 +109,9 @@ def stage_ns(
         if runs_again(ways[layer]):
             backward += _layer_ns(by_way, KEPT, gpu, FORWARD, layer)
         elif ways[layer] >= OPTION:
-            way = 1 + ways[layer] - OPTION
-            forward += _layer_ns(by_way, way, gpu, FORWARD, layer)
+            forward += _layer_ns(by_way, ways[layer], gpu, FORWARD, layer)
             forward -= _layer_ns(by_way, KEPT, gpu, FORWARD, layer)
-            backward += _layer_ns(by_way, way, gpu, BACKWARD, layer)
+            backward += _layer_ns(by_way, ways[layer], gpu, BACKWARD, layer)
             backward -= _layer_ns(by_way, KEPT, gpu, BACKWARD, layer)
     return forward, backward
 
@@ -120,8 +119,14 @@ def stage_ns(
 @compiled
 def _layer_ns(by_way: WayArrays, way: int, gpu: int, op: int, layer: int) -> int:
     """Of one layer, all kept or under an option."""
-    sums = by_way[SUMS_OF_NS]
-    return int(sums[way, gpu, op, layer + 1] - sums[way, gpu, op, layer])
+    sums = by_way[SUMS_OF_NS][_row(way)]
+    return int(sums[gpu, op, layer + 1] - sums[gpu, op, layer])
+
+
+@compiled
+def _row(way: int) -> int:
+    """Where figures and sums have a layer that keeps all, or is under an option."""
+    return max(0, 1 + way - OPTION)
 
 
 @compiled
@@ -129,15 +134,15 @@ def unsaved_output(by_way: WayArrays, way: int, layer: int) -> int:
     """As `CostModel.unsaved_bytes` of a layer's output."""
     if runs_again(way):
         return int(by_way[ENDS][OUTPUT, layer])
-    return int(by_way[FIGURES][max(0, 1 + way - OPTION), UNSAVED, layer])
+    return int(by_way[FIGURES][_row(way), UNSAVED, layer])
 
 
 @compiled
-def saved_output(by_way: WayArrays, way: int, layer: int) -> int:
+def _saved_output(by_way: WayArrays, way: int, layer: int) -> int:
     """What a layer saves of its output."""
     if runs_again(way):
         return 0
-    return int(by_way[FIGURES][max(0, 1 + way - OPTION), SAVED_OUTPUT, layer])
+    return int(by_way[FIGURES][_row(way), SAVED_OUTPUT, layer])
 
 
 @compiled
@@ -163,7 +168,7 @@ def stage_bytes(
         `saved`, `running` and `backward`.
     """
     ends, exact = by_way[ENDS], chain[FACTS][EXACT]
-    before = saved_output(by_way, ways[first - 1], first - 1) if first > 0 else 0
+    before = _saved_output(by_way, ways[first - 1], first - 1) if first > 0 else 0
     shared = before if beside and exact else 0
     kept = forward = backward = 0
     layer = first
@@ -178,9 +183,9 @@ def stage_bytes(
             kept += stored
             backward = max(backward, output + source + kept)
         else:
-            incoming, past = max(0, entering - shared, source - shared), 0
             if layer == first:
                 kept = max(0, entering - shared)
+                incoming, past = max(kept, source - shared), 0
             else:
                 inner = max(before, entering)
                 incoming, past = max(inner, source), kept
@@ -203,13 +208,13 @@ def _piece(
 ) -> tuple[int, int, int, int, int]:
     """What a run, or a layer, saves of its input, of neither end and of its output; workspaces."""
     if not runs_again(ways[first]):
-        figures, way = by_way[FIGURES], max(0, 1 + ways[first] - OPTION)
+        figures = by_way[FIGURES][_row(ways[first])]
         return (
-            figures[way, SAVED_INPUT, first],
-            figures[way, SAVED_REST, first],
-            figures[way, SAVED_OUTPUT, first],
-            figures[way, FORWARD_MORE, first],
-            figures[way, BACKWARD_MORE, first],
+            figures[SAVED_INPUT, first],
+            figures[SAVED_REST, first],
+            figures[SAVED_OUTPUT, first],
+            figures[FORWARD_MORE, first],
+            figures[BACKWARD_MORE, first],
         )
     ends = by_way[ENDS]
     source, output = ends[INPUT, first], ends[OUTPUT, end - 1]

@@ -90,7 +90,7 @@ def _described(value: Any, depth: int = 0) -> str:
 def _function(function: Any, depth: int) -> str:
     if not isinstance(function, FunctionType):
         return _described(function, depth)
-    if function.__module__.partition(".")[0] == "torch":
+    if _package(function) == "torch":
         return _name(function)  # releases change the code, not what it does
     digest = hashlib.sha256(_code(function.__code__, function.__doc__).encode()).hexdigest()
     python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -102,10 +102,14 @@ def _function(function: Any, depth: int) -> str:
 
 def _name(named: Any) -> str:
     """Of a class or function; those of torch and Python by their last name."""
-    module = getattr(named, "__module__", None) or ""
     name = getattr(named, "__qualname__", named.__name__)
-    known = module.partition(".")[0] in ("", "torch", "builtins", "pipeplan")
-    return name if known else f"{module}.{name}"
+    known = _package(named) in ("", "torch", "builtins", "pipeplan")
+    return name if known else f"{named.__module__}.{name}"
+
+
+def _package(named: Any) -> str:
+    """Where a class or function is from; nothing where it does not say, as some made by `exec`."""
+    return (getattr(named, "__module__", None) or "").partition(".")[0]
 
 
 def _named(values: Mapping[Any, Any], depth: int) -> list[str]:

@@ -145,6 +145,14 @@ def test_what_differs_is_told(
         assert re.search(f"^goes on with another {expected}", remark)
 
 
+def test_a_function_without_a_module_is_described() -> None:
+    """Code that was made by `exec` may belong to none."""
+    made: dict[str, Any] = {}
+    exec("def loss(output, target): return output.sum()", {}, made)
+    made["loss"].__module__ = None
+    assert recipe(task(loss=made["loss"]))["loss"].startswith("loss (code ")
+
+
 def test_checkpoints_of_earlier_versions_tell_nothing() -> None:
     """They have no recipe."""
     assert differences({}, recipe(task())) == []
