@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.markdown import bullets, table
 
 Row = dict[str, Any]
-HEAD = ("architecture", "works", "layers", "stages", "weights", "why")
+HEAD = ("architecture", "works", "layers", "stages", "weights", "`transmit`", "why")
 _WORKS = ("equal", "rounding")
 
 
@@ -24,7 +24,8 @@ def page(found: dict[str, Row]) -> Iterator[str]:
         " configurations; nothing is downloaded. Dropout is off, so that the plain loop has the"
         " same numbers to add; rows marked *drawn* keep their random numbers, and the loop beside"
         " them runs the layers one by one with the seeds of the run. `weights` is the largest"
-        " difference of any weight or buffer over the largest change of any weight."
+        " difference of any weight or buffer over the largest change of any weight. Where layers"
+        ' share parameters, `transmit` is the same with `Task(tied="transmit")`.'
     )
     yield "## Summary"
     yield bullets(summary(found))
@@ -52,6 +53,15 @@ def summary(found: dict[str, Row]) -> Iterator[str]:
     for cause, models in Counter(map(_shared_or_not, found.values())).most_common():
         if cause:
             yield f"{models} of these {works - equal} {cause}."
+    passed = {name: row["transmitted"] for name, row in found.items() if "transmitted" in row}
+    rest = [name for name, trial in passed.items() if trial["verdict"] != "equal"]
+    more = len(passed) - len(rest)
+    yield (
+        f"{more} of the {len(passed)} that share parameters have the plain loop's bits with"
+        f' `Task(tied="transmit")`, so {equal + more} of all that work can have them'
+        f" ({(equal + more) / works:.1%}). Not so: {', '.join(rest)} ([exceptions]"
+        "(../explanation/runtime.md#what-is-bit-exact))."
+    )
     exported = sum(_is_exported(row) for row in found.values())
     if exported:
         yield (
@@ -74,8 +84,8 @@ def _shared_or_not(row: Row) -> str:
         return (
             "share parameters between layers: a run adds up the gradients of each layer over the"
             " micro-batches and then those of the layers, so that every plan gives the same bits;"
-            " a plain loop adds up all layers of a micro-batch first"
-            " ([what that would cost](tied-bits.md))"
+            " a plain loop adds up all layers of a micro-batch first, as `transmit` does ([what"
+            " that costs](tied-bits.md))"
         )
     return "differ for another reason, which their row gives"
 
@@ -91,6 +101,7 @@ def cells(name: str, row: Row) -> tuple[str, ...]:
         str(last.get("layers", "-")),
         str(last.get("stages", "-")),
         _weights(last),
+        _weights(row["transmitted"]) if "transmitted" in row else "",
         _why(row).replace("|", "\\|").replace("\n", " "),
     )
 

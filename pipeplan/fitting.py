@@ -43,7 +43,7 @@ def fitted(
         InputError: if the model is another one, or shared parameters cannot stay equal.
     """
     with copying or nullcontext():
-        model = untie(layers, task.tied)
+        model = untie(layers, task.ties)
     got, need = model.digest(), plan.task_digest
     count, planned = len(model.layers), len(plan.chain.layers)
     if count != planned or need not in (None, got):
@@ -52,9 +52,9 @@ def fitted(
             f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
             " plan again, or give the --task the chain was profiled from."
         )
-    if find_ties(plan.stages, model) and need and plan.chain.tied != task.tied:
+    if find_ties(plan.stages, model) and need and plan.chain.tied != task.ties:
         raise InputError(
-            f"launch: the task says tied={task.tied!r}, the plan's chain {plan.chain.tied!r},"
+            f"launch: the task says tied={task.ties!r}, the plan's chain {plan.chain.tied!r},"
             " which counts other bytes. Profile and plan again."
         )
     _check_waiting(plan, task)

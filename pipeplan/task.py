@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from pipeplan import taskref
 from pipeplan.callbacks import Callback
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Callback", "LossScale", "Task", "Tied", "Validation"]
 __all__ += ["load", "load_named", "maker", "maker_named", "task_function"]
 
-Tied = Literal["colocate", "synchronize"]
+Tied = Literal["colocate", "synchronize", "transmit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,9 @@ class Task:
     compile: bool | str = False
     """Whether layers run compiled, each by itself; or by which backend of `torch.compile`."""
     tied: Tied = "colocate"
-    """Layers that share a parameter: on one GPU, or each with a copy and gradients exchanged."""
+    """Layers that share a parameter: on one GPU (`colocate`); each with a copy, and gradients
+    exchanged once a step (`synchronize`); or the first one has it, and it passes to the others
+    with each micro-batch, as activations do (`transmit`: the bits of a plain loop)."""
     weights: str | Path | Callable[[str], Tensor] | None = None
     """Where a run takes its first weights from, by the names they have in the model: a folder of
     safetensors or of torch.distributed.checkpoint, a file of either or of `torch.save`, or name ->
@@ -141,6 +143,9 @@ class Task:
                 f"task: loss_scale: got {shown(self.loss_scale)}, need a LossScale:"
                 " LossScale(initial=..)"
             )
+        if self.tied not in get_args(Tied):
+            need = ", ".join(map(repr, get_args(Tied)))
+            raise InputError(f"task: tied: got {shown(self.tied)}, need one of {need}")
         for name, value in (("model", self.model), ("loss", self.loss)):
             if inspect.isclass(value):
                 kind = value.__name__
@@ -151,6 +156,14 @@ class Task:
                 f"task: optimizer: got a {kind}, need a function that makes one of the parameters"
                 f" of each layer: lambda parameters: {kind}(parameters, ..)"
             )
+
+    @property
+    def ties(self) -> Literal["colocate", "synchronize"]:
+        """What becomes of a parameter that is in several layers when the model has been cut.
+
+        One that cannot pass between layers stays in each of them.
+        """
+        return "colocate" if self.tied == "transmit" else self.tied
 
     def microbatch(self, number: int) -> tuple[Any, Any]:
         """(input, target) of micro-batch `number`, whose tensors are fresh copies without holes.

@@ -6,8 +6,7 @@ runtime's layers. The layers hold the user's own Parameter objects: nothing is c
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +23,7 @@ from pipeplan.capture.eager_modules.detection import (
 from pipeplan.capture.eager_modules.run_watch import OpaqueModule
 from pipeplan.capture.graph.data_flow import DataFlow
 from pipeplan.capture.graph.export_with_eager import graph_of
+from pipeplan.capture.graph.transmitted import transmitting
 from pipeplan.capture.partition.graph_cuts import Cut, coarsened_cuts, layer_cuts
 from pipeplan.capture.partition.graph_layers import CutLayer, graph_layers
 from pipeplan.capture.partition.sequential import (
@@ -31,6 +31,11 @@ from pipeplan.capture.partition.sequential import (
     seeding_layers,
     sequential_eager,
     sequential_layers,
+)
+from pipeplan.capture.partition.shared_parameters import (
+    sharing_layers,
+    sharing_notes,
+    takes_graph,
 )
 from pipeplan.capture.partition.shared_states import joined_notes, shared_states, starts_without
 from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
@@ -99,7 +104,7 @@ def split(
         uncompiled(model),
         casting(task.autocast, device),
     ):
-        if is_sequential(model):
+        if is_sequential(model) and not takes_graph(task, model):
             kept = sequential_eager(model, batch.arguments)
             loss = layer_loss(task.loss, None)
             row = sequential_layers(model, loss, batch, max_layers, in_order=in_order)
@@ -141,6 +146,14 @@ class _GraphCutter:
         traced = trace_boundaries(modules, self.loss, self.batch, fed, entering)
         return _CutGraph(tuple(layers), entering, traced)
 
+    def transmitting(self, parameters: Collection[nn.Parameter]) -> _GraphCutter | None:
+        """One whose layers pass `parameters` on; None if none of them can pass."""
+        flow = transmitting(self.flow, parameters)
+        if flow is None:
+            return None
+        evaluation = self.evaluation and transmitting(self.evaluation, parameters)
+        return replace(self, flow=flow, evaluation=evaluation or self.evaluation)
+
 
 @dataclass(frozen=True, slots=True)
 class _CutGraph:
@@ -172,9 +185,15 @@ def _by_graph(
     task: Task, cutter: _GraphCutter, max_layers: int | None, *, in_order: bool
 ) -> tuple[SplitModel, tuple[int, ...]]:
     """The model cut, and which of its layers stay eager."""
-    flow, batch = cutter.flow, cutter.batch
-    cuts = layer_cuts(flow)
+    cuts = layer_cuts(cutter.flow)
     graph, joined = cutter.cut(cuts), tuple[str, ...]()
+    while task.tied == "transmit":
+        passing = cutter.transmitting(sharing_layers(graph.modules))
+        if passing is None:
+            break
+        cutter, cuts = passing, layer_cuts(passing.flow)
+        graph = cutter.cut(cuts)
+    flow, batch = cutter.flow, cutter.batch
     parts = list(graph.modules.values())
     if not in_order and (states := shared_states(parts, graph.traced.changes)):
         joined = tuple(joined_notes(states, graph.modules, cutter.model))
@@ -225,24 +244,12 @@ def _told(
     said = "the model is compiled as a whole: its layers run as they were before" if whole else ""
     if task.compile:
         said = "layers are compiled one by one, but for modules that run as they are; not the loss"
-    return (*([said] if said else []), *eager_notes(kept), *_shared(layers), *_hooked(layers))
-
-
-def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
-    """What the order of sums is where layers share trainable parameters."""
-    users: dict[nn.Parameter, list[str]] = {}
-    for name, layer in layers.items():
-        for parameter in layer.parameters():
-            if parameter.requires_grad:
-                users.setdefault(parameter, []).append(name)
-    groups = Counter(tuple(names) for names in users.values() if len(names) > 1)
-    for names, count in groups.items():
-        several = f" ({count} in all)" if count > 1 else ""
-        yield (
-            f"layers {', '.join(names)} share a parameter{several}: its gradient is added up layer"
-            " by layer, so its last bits may differ from those of a loop that adds up all uses of"
-            " a micro-batch first"
-        )
+    return (
+        *([said] if said else []),
+        *eager_notes(kept),
+        *sharing_notes(layers),
+        *_hooked(layers),
+    )
 
 
 def _hooked(layers: Mapping[str, nn.Module]) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """Gradients of weights later than those of activations: the two halves of a split backward.
 
 While layers run forward inside `deferring`, each operation on both an activation and a weight
-(a leaf, or what operations have made of leaves alone) keeps a small graph of its own. The layers'
-backward, inside `activations`, asks that graph for gradients of activations only and keeps it with
-the gradient that arrived; `weights` asks it for those of weights, in the same order. So saved
-tensors that no weight needs are released by the first half, and both halves together compute what
-one backward does, to the bit. (A leaf that one layer uses both ways, deferred and not, gets two
-sums per micro-batch.)
+(a leaf, or what operations of the same layer have made of leaves alone) keeps a small graph of its
+own. The layers' backward, inside `activations`, asks that graph for gradients of activations only
+and keeps it with the gradient that arrived; `weights` asks it for those of weights, in the same
+order. So saved tensors that no weight needs are released by the first half, and both halves
+together compute what one backward does, to the bit. (A leaf that one layer uses both ways,
+deferred and not, gets two sums per micro-batch.)
 
 Not deferred, but computed in the first half as always, is the gradient of a weight in: operations
 in place or with `out=`, custom autograd Functions, compiled code, operations of several steps
@@ -43,7 +43,10 @@ class WeightGradients:
 
         What is compiled has its whole backward in one piece.
         """
-        return nullcontext() if isinstance(layer, Compiled) else Deferring(self._waiting)
+        if isinstance(layer, Compiled):
+            return nullcontext()
+        self._waiting.next_layer()
+        return Deferring(self._waiting)
 
     @contextmanager
     def activations(self) -> Iterator[None]:

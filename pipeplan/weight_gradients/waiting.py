@@ -19,7 +19,7 @@ from pipeplan.weight_gradients.small_graph import (
 )
 
 _MARK = "pipeplan: made of weights alone"
-"""In the metadata of a node of autograd: the sums of its outputs."""
+"""In the metadata of a node of autograd: the layer that made it, and the sums of its outputs."""
 
 
 class InnerBackwardError(RuntimeError):
@@ -50,7 +50,13 @@ class Waiting:
         self._casts: dict[Node, Sum] = {}
         self._operations = 0
         self._marks = False
-        """Whether a tensor was made of weights alone."""
+        """Whether the present layer has made a tensor of weights alone."""
+        self._layer = 0
+
+    def next_layer(self) -> None:
+        """What other layers have made is an activation to the next one, whatever it is made of."""
+        self._layer += 1
+        self._marks = False
 
     def take(self) -> deque[DeferredOperation]:
         """Those on activations, in the order in which their gradients arrived; none waits then."""
@@ -85,21 +91,27 @@ class Waiting:
         return self._operations
 
     def is_weight(self, tensor: Tensor) -> bool:
-        """Whether a tensor that requires a gradient is a leaf, or made of leaves alone."""
-        return tensor.is_leaf or (self._marks and _MARK in _metadata(tensor))
+        """Whether a tensor that requires a gradient is a leaf, or one layer's, made of leaves."""
+        return tensor.is_leaf or (self._marks and self._mark_of(tensor) is not None)
+
+    def _mark_of(self, tensor: Tensor) -> list[Sum] | None:
+        """The sums of what made `tensor`, if the present layer has made it of weights alone."""
+        layer, sums = _metadata(tensor).get(_MARK, (self._layer, None))
+        return sums if layer == self._layer else None
 
     def mark(self, made: Tensor, maker: DeferredOperation) -> None:
         """`made`, and what else `maker` gives, is made of leaves alone."""
         sums = [Sum(maker=maker, index=index) for index in range(len(maker.outputs))]
-        _metadata(made)[_MARK] = sums
+        _metadata(made)[_MARK] = self._layer, sums
         self._marks = True
 
     def stand_in(self, weight: Tensor) -> tuple[Tensor, Use]:
         """What an operation uses in place of `weight`, and where that one's gradients add up."""
         if weight.grad_fn is not None:
             (alias,) = cut_off([weight])
-            total = _metadata(weight)[_MARK][weight.output_nr]
-            return alias, (edge_of(alias), total)
+            sums = self._mark_of(weight)
+            assert sums is not None
+            return alias, (edge_of(alias), sums[weight.output_nr])
         if id(weight) not in self._leaves:
             alias = weight.detach().requires_grad_()
             self._leaves[id(weight)] = alias, (edge_of(alias), Sum(leaf=weight))

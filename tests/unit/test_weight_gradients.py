@@ -253,6 +253,39 @@ def test_layers(name: str, autocast: torch.dtype | None) -> None:
     check_equal(trained(halves, _rows), plain)
 
 
+class _Passing(nn.Module):
+    """Reads a table, and passes on what it makes of it; or multiplies by what is passed."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 6) / 3)
+        self.reads = reads
+
+    def forward(self, value: Tensor, passed: Tensor | None = None) -> tuple[Tensor, ...]:
+        if self.reads:
+            copy = self.table.clone()
+            return value + functional.embedding(torch.arange(5), copy), copy
+        assert passed is not None
+        return (value @ passed @ self.table,)
+
+
+def test_what_another_layer_made_of_weights_is_an_activation() -> None:
+    """As where a cut lies between the two layers: its gradient is one sum, in the first half."""
+    torch.manual_seed(0)
+    layers = [_Passing(reads=True), _Passing(reads=False)]
+    plain = trained(Halves(copy.deepcopy(layers), False), _rows)
+    halves = Halves(copy.deepcopy(layers), True)
+    check_equal(trained(halves, _rows), plain)
+    halves.forward(9, _rows(9))
+    (first, second) = (sum_of(layer.table) for layer in halves.layers)
+    assert first is not None
+    assert second is not None
+    before = first.clone(), second.clone()
+    halves.first(9)
+    assert not torch.equal(first, before[0])
+    assert torch.equal(second, before[1])
+
+
 @pytest.mark.parametrize("name", DEFERRED)
 def test_matrices_wait(name: str) -> None:
     """No gradient of a matrix is there before the second half."""

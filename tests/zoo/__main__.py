@@ -17,13 +17,14 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeplan.whole_file import replace
+from pipeplan import whole_file
 from tests.zoo.architecture import Architecture, Make
 from tests.zoo.catalog import ARCHITECTURES, GROUP_OF
 from tests.zoo.trial import Trial, tried
@@ -62,6 +63,8 @@ def main(words: Sequence[str] | None = None) -> int:
         said = f"[{place}/{len(names)}] {name}: {last['verdict']}"
         said += f" {last['difference']:.1e}" if last.get("difference") else ""
         said += f" ({rows[name]['setting']})" if "changed" in rows[name] else ""
+        if "transmitted" in rows[name]:
+            said += f", transmitted: {rows[name]['transmitted']['verdict']}"
         print(f"{said}, {time.monotonic() - begin:.0f} s", flush=True)
         if "message" in last:
             print(f"    {last['message']}", flush=True)
@@ -69,18 +72,38 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def row_of(architecture: Architecture, *, here: bool = False) -> dict[str, Any]:
-    """Both forms of an architecture, the second one where the first does not work."""
+    """All forms of an architecture: the second one where the first does not work.
+
+    Where layers share parameters, and the bits are others for that, there is a form that passes
+    these parameters on.
+    """
     form = _tried_here if here else _tried_apart
     first = form(architecture.make, architecture.draws)
     row: dict[str, Any] = {"group": GROUP_OF[architecture.name], "as it is": first.row()}
     if first.verdict in ("refused", "failed", "differs") and architecture.changed:
         second = form(architecture.changed, architecture.draws)
         row |= {"setting": architecture.setting, "changed": second.row()}
+    if shares(row):
+        make = architecture.changed if "changed" in row else architecture.make
+        assert make is not None
+        row["transmitted"] = form(transmitting(make), architecture.draws).row()
     if architecture.draws:
         row["draws"] = True
     if architecture.reason:
         row["reason"] = architecture.reason
     return row
+
+
+def shares(row: dict[str, Any]) -> bool:
+    """Whether an architecture rounds, and its layers share parameters."""
+    last = row.get("changed") or row["as it is"]
+    notes = last.get("notes", [])
+    return last["verdict"] == "rounding" and any("share a parameter" in note for note in notes)
+
+
+def transmitting(make: Make) -> Make:
+    """The task whose layers pass on what they share."""
+    return lambda: replace(make(), tied="transmit")
 
 
 def _tried_here(make: Make, draws: bool) -> Trial:
@@ -113,7 +136,7 @@ def _answer(answer: Connection, make: Make, draws: bool) -> None:
 
 def _write(path: Path, rows: dict[str, Any]) -> None:
     ordered = {name: rows[name] for name in ARCHITECTURES if name in rows}
-    replace(path, json.dumps(ordered, indent=1) + "\n")
+    whole_file.replace(path, json.dumps(ordered, indent=1) + "\n")
 
 
 if __name__ == "__main__":

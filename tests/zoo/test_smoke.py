@@ -20,6 +20,7 @@ SMOKE = (
     "mixture of experts with a balance loss",
     "texts that the model tokenizes",
     "custom Function in the forward",
+    "tied words and alibi",
 )
 
 
@@ -30,7 +31,7 @@ SMOKE = (
 def test_trains_as_the_table_says(name: str) -> None:
     """Equal to a plain loop in every bit, or but for rounding, or refused, as is written down."""
     found = row_of(ARCHITECTURES[name], here=True)
-    for form in ("as it is", "changed"):
+    for form in ("as it is", "changed", "transmitted"):
         got, row = found.get(form, {}), ROWS[name].get(form, {})
         assert got.get("verdict") == verdict_here(row, got), found
 

@@ -154,8 +154,9 @@ class DataFlow:
         """Whether it reads a table of weights in another way than element by element."""
         if is_pointwise(step):
             return False
-        states = self.exported.states
-        read = (states[source][1] for source in step.all_input_nodes if source in states)
+        states, copies = self.exported.states, self.exported.copies
+        sources = (copies.get(source, source) for source in step.all_input_nodes)
+        read = (states[source][1] for source in sources if source in states)
         return any(isinstance(tensor, nn.Parameter) and tensor.dim() > 1 for tensor in read)
 
     def work(self, step: Node) -> int:

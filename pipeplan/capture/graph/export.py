@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class ExportedModel:
     """Of the modules that stay eager."""
     note: str = ""
     """What the user should know of how it was exported."""
+    copies: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    """Of parameters that pass from layer to layer, and the placeholder of each."""
 
 
 def export_graph(

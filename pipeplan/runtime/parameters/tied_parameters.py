@@ -148,7 +148,8 @@ def check_hooks(tie: Tie) -> None:
         raise InputError(
             f"task: parameter {tie.name!r}: has hooks and is shared by {len(tie.uses)} layers,"
             " whose gradients add up at the end of a step: no hook sees a micro-batch's."
-            " Put a hook on the outputs of these layers, or share nothing."
+            " Let the task say tied='transmit', put a hook on the outputs of these layers, or"
+            " share nothing."
         )
 
 

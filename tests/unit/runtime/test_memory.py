@@ -183,7 +183,7 @@ def tied(how: Tied) -> Task:
     layers = [nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)]
     layers[4].weight = layers[0].weight
     return Task(
-        model=layers,
+        model=nn.Sequential(*layers) if how == "transmit" else layers,
         loss=nn.functional.mse_loss,
         optimizer=capture_tasks.adamw,
         data=lambda number: (
@@ -203,6 +203,18 @@ def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) ->
     homes = {gpu for gpu in range(gpus) for s in plan.hosted(gpu) if {s.first, s.last} & {0, 4}}
     assert len(homes) == gpus
     assert measured(plan, tied(how)) == [row.peak_bytes for row in plan.memory]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2)])
+def test_weights_that_pass_are_counted(gpus: int, k: int, seed: int, semantics: Semantics) -> None:
+    """The owner's weight and gradient, and copies under way as activations: to the byte."""
+    chain = profile_task(tied("transmit"), repeats=1, warmup=0)
+    (*before, _) = chain.layers
+    assert len(before) == 2
+    assert all(layer.output_bytes == 4 * (32 * 32 + 8 * 32) for layer in before)
+    plan = planned(lasting(chain), gpus, semantics, k, seed)
+    assert measured(plan, tied("transmit")) == [row.peak_bytes for row in plan.memory]
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
