@@ -290,34 +290,44 @@ class StepSearch:
         return self.state.offer(schedule)
 
     def _offer(self, candidate: Candidate) -> None:
-        """The candidate's whole step; with less room, from then on, where exact bytes are over."""
+        """The candidate's whole step; with less room, from then on, where exact bytes are over.
+
+        The bytes of all micro-batches take long to count: those of the ones that are searched come
+        first, which are mostly over where the others are. What may leave for the host may be over.
+        """
         known = self.microbatches == self.searched
+        ahead = not known and not self.state.options.offload
         for _ in range(TIGHTER):
-            best, times = self._best(), candidate.times
-            of = candidate.of
-            expected = times.end + self._beyond_ns(of)
+            best, of = self._best(), candidate.of
+            expected = candidate.times.end + self._beyond_ns(of)
             if best is not None and expected >= (best.period if known else self._expected):
                 return
-            if not known:
-                of = replace(of, microbatches=self.microbatches)
-                whole = self._scheduled(of, self._for_all(candidate.rule), inf)
+            over = _beyond_memory(of, as_schedule(of, candidate.times)) if ahead else []
+            if not any(over):
+                whole = self._all_microbatches(candidate)
                 if whole is None:
                     return
-                times = whole
-            schedule = as_schedule(of, times)
-            if self._accept(of, schedule):
-                self._expected = min(self._expected, expected)
-                return
-            rows = memory_rows(of.costs, schedule)
-            over = [max(0, row.peak_bytes - row.budget_bytes) for row in rows]
-            pairs = zip(candidate.reserve, over, strict=True)
-            reserve = tuple(own + more for own, more in pairs)
+                if self._accept(of, whole):
+                    self._expected = min(self._expected, expected)
+                    return
+                over = _beyond_memory(of, whole)
             if not any(over):
                 return
+            pairs = zip(candidate.reserve, over, strict=True)
+            reserve = tuple(own + more for own, more in pairs)
             again = self._instance(of.origin, of.runs)
             candidate.of, candidate.reserve = self._with_less(again, reserve), reserve
             fitting = self._scheduled(candidate.of, candidate.rule, inf)
             candidate.times = fitting or candidate.times._replace(end=NEVER)
+
+    def _all_microbatches(self, candidate: Candidate) -> Schedule | None:
+        """The whole step by the candidate's rule; None if there is no room."""
+        of, times = candidate.of, candidate.times
+        if self.microbatches == self.searched:
+            return as_schedule(of, times)
+        of = replace(of, microbatches=self.microbatches)
+        found = self._scheduled(of, self._for_all(candidate.rule), inf)
+        return None if found is None else as_schedule(of, found)
 
     def _for_all(self, rule: DispatchingRule) -> DispatchingRule:
         """What was no limit for fewer micro-batches is none for all."""
@@ -325,3 +335,9 @@ class StepSearch:
             self.microbatches if limit == self.searched else limit for limit in rule.in_flight
         )
         return replace(rule, in_flight=limits)
+
+
+def _beyond_memory(of: StepInstance, schedule: Schedule) -> list[int]:
+    """Exact bytes of each GPU beyond its memory."""
+    rows = memory_rows(of.costs, schedule)
+    return [max(0, row.peak_bytes - row.budget_bytes) for row in rows]
