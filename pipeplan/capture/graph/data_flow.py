@@ -185,12 +185,13 @@ class DataFlow:
     def _bound(self, calls: list[Node]) -> set[Node]:
         """All nodes that are not free.
 
-        Views of weights are free although they depend on a weight. A storage into which something
-        bound writes is bound itself.
+        Views of weights are free although they depend on a weight, but for weights that pass from
+        layer to layer. A storage into which something bound writes is bound itself.
         """
         states = self.exported.states
         weights = {node for node, (_, t) in states.items() if isinstance(t, nn.Parameter)}
-        own = {s for node in weights for s in node_storages(node)} - self.writers.keys()
+        stay = weights - {*self.exported.copies.values()}
+        own = {s for node in stay for s in node_storages(node)} - self.writers.keys()
         views = {node for node in calls if node_tensors(node) and node_storages(node) <= own}
         seeds = weights | {node for node in states if node_storages(node) & self.writers.keys()}
         seeds |= {

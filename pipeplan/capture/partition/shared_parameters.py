@@ -41,7 +41,8 @@ def takes_graph(task: Task, row: nn.Module) -> bool:
     """
     if task.tied != "transmit":
         return False
-    shared = sharing_layers(dict(row.named_children()))
+    named = row.named_modules(remove_duplicate=False)  # one that occurs twice comes twice
+    shared = sharing_layers({name: each for name, each in named if name and "." not in name})
     if not shared or isinstance(task.model, nn.Module):
         return bool(shared)
     first = " and ".join(next(iter(shared.values())))

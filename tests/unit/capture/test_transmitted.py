@@ -58,6 +58,24 @@ class Normed(nn.Module):
         return result
 
 
+class Views(nn.Module):
+    """A table that is read through a transpose, made before all else, and through slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits."""
+        turned, head, tail = self.words.weight.t(), *self.words.weight.split([3, WORDS - 3])
+        rows = self.words(ids)
+        for block in self.blocks:
+            rows = torch.tanh(block(rows))
+        rows = torch.tanh(rows @ head.t()) @ head + torch.tanh(rows @ tail.t()) @ tail
+        return rows @ turned
+
+
 class _Times(torch.autograd.Function):
     """A product that no graph holds."""
 
@@ -143,6 +161,12 @@ def sequence() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def twice_in_sequence() -> nn.Sequential:
+    """One layer at two places."""
+    layer = nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), layer)
+
+
 def texts(*, twice: bool = False, frozen: bool = False) -> Task:
     """The task of `Texts`."""
     return task_of(lambda: Texts(twice=twice, frozen=frozen), words, cross_entropy)
@@ -169,6 +193,8 @@ TASKS: dict[str, Callable[[], Task]] = {
     "blocks twice": lambda: texts(twice=True),
     "a weight that is returned": lambda: task_of(Regular, loss=regular),
     "a sequence": lambda: task_of(sequence),
+    "views": lambda: task_of(Views, words, cross_entropy),
+    "a layer twice": lambda: task_of(twice_in_sequence),
 }
 
 
@@ -297,6 +323,8 @@ def test_lists_are_refused() -> None:
     assert isinstance(task.model, nn.Sequential)
     with pytest.raises(InputError, match="got 'transmit' and a list of layers, of which 0 and 3"):
         split(replace(task, model=[*task.model]))
+    with pytest.raises(InputError, match="a list of layers, of which 0 and 4 share a parameter"):
+        split(replace(task, model=[*twice_in_sequence()]))
     assert len(split(replace(task, model=[nn.Linear(WIDTH, WIDTH)])).layers) == 1
     with pytest.raises(InputError, match="task: tied: got 'send', need one of 'colocate'"):
         replace(task, tied="send")
