@@ -125,14 +125,16 @@ def _walk(
     """Each layer's bytes and times; layers that do the same are looked at once."""
     values = model.entry(batch.inputs)
     known: dict[LayerSignature, Found] = {}
-    result = []
+    result: list[Found] = []
     last = len(model.layers) - 1
     for index in range(len(model.layers)):
         run = layer_run(model, index, values, batch, task.loss)
         mark, outputs = layer_signature(run)
-        mark = (index == last, run.splits, *mark)
+        held = layer_bytes.held_by(result[-1][0] if result else None, run)
+        mark = (index == last, run.splits, held, *mark)
         if mark not in known:
-            size, times = layer_bytes.measure_bytes(run), roofline.estimate_times(run, device)
+            size = layer_bytes.measure_bytes(run, held)
+            times = roofline.estimate_times(run, device)
             weight = roofline.estimate_weights(run, device) if size.split else 0
             known[mark] = size, times, weight
         result.append(known[mark])

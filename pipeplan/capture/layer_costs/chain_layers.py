@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -96,12 +96,39 @@ def chain_layers(model: SplitModel, costs: Sequence[LayerCost], task: Task) -> t
     mine = owned_parameters(model, task)
     gradients = _gradients(model, task, mine)
     rides = riding_tensors([cost.size.carried for cost in costs])
+    costs = [
+        replace(cost, size=_apart(cost.size, before.size if before else None))
+        for before, cost in zip((None, *costs), costs, strict=False)
+    ]
     return tuple(
         _layer(model, index, mine[index], gradients[index], cost).model_copy(
             update={"riding": rides[index]}
         )
         for index, cost in enumerate(costs)
     )
+
+
+def _apart(size: LayerBytes, before: LayerBytes | None) -> LayerBytes:
+    """A layer's bytes, such that at its input the larger of what two layers keep is enough.
+
+    Of a boundary of several tensors the layer before may keep others than this one. The smaller
+    part counts as what this layer keeps inside, but for inputs that the layer before keeps, too,
+    and passes on: these count there.
+    """
+    if before is None:
+        return size
+    theirs = mine = 0
+    rows = zip(
+        size.carried.sizes, size.kept_inputs, before.kept_outputs, before.carried.passed,
+        strict=False,
+    )  # fmt: skip
+    for each, own, out, passed in rows:
+        theirs += each if out and not own else 0
+        rides = passed is not None and before.kept_inputs[passed]
+        mine += each if own and not out and not rides else 0
+    more = min(theirs, mine)
+    split = size.split and replace(size.split, saved=size.split.saved + more)
+    return replace(size, saved=size.saved + more, split=split) if more else size
 
 
 def riding_tensors(layers: Sequence[Carried]) -> list[tuple[RidingTensor, ...]]:

@@ -261,11 +261,12 @@ def _sizes(
     """The bytes of each layer, fed with what the layers before it really compute."""
     batch = batches.fetch(0)
     values = model.entry(batch.inputs)
-    sizes = []
+    sizes: list[LayerBytes] = []
     overhead = AllocatorOverhead() if place.is_cuda and not model.compile else None
     for index in range(len(model.layers)):
         run = layer_run(model, index, values, batch, task.loss)
-        sizes.append(layer_bytes.measure_bytes(run))
+        held = layer_bytes.held_by(sizes[-1] if sizes else None, run)
+        sizes.append(layer_bytes.measure_bytes(run, held))
         if overhead is not None:
             overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))
         with torch.no_grad():

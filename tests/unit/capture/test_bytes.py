@@ -216,6 +216,60 @@ def _reach(stage: StageRunner, step: int) -> None:
         gradient.add_(0.5)
 
 
+class _Twice(nn.Module):
+    """A product with what is passed on, which its backward releases before it needs most."""
+
+    def forward(self, table: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return table, torch.tanh(functional.linear(rows, table))
+
+
+class _Two(nn.Module):
+    """A tensor that its backward needs, and one that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.inner.weight * 2), self.inner(rows)
+
+
+class _Second(nn.Module):
+    """Needs the second tensor alone, or joins both."""
+
+    def __init__(self, *, joins: bool) -> None:
+        super().__init__()
+        self.joins = joins
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return second @ first if self.joins else (first, second * second)
+
+
+def _several(*layers: nn.Module) -> Task:
+    """Layers between which two tensors pass, a large one and rows."""
+    return Task(
+        model=list(layers),
+        loss=functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=lambda _: (torch.ones(8, 64), torch.zeros(8, 64)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["both keep one", "each keeps another"])
+def test_what_the_layer_before_keeps_lives_on(kind: str) -> None:
+    """A stage of both holds what they keep to the byte; one that begins between, no more."""
+    torch.manual_seed(0)
+    middle = _Twice() if kind == "both keep one" else _Second(joins=False)
+    task = _several(_Two(), middle, _Second(joins=True))
+    model, chain = split(task), profile_task(task, repeats=1, warmup=0)
+    for first, last in [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]:
+        got, most = measured(task, model, first, last, 2), predicted(chain, first, last, 2)
+        pairs = [(got.kept, most.kept), (got.forward_peak, most.forward_peak)]
+        pairs.append((got.backward_peak, most.backward_peak))
+        assert all(one <= other for one, other in pairs), (first, last)
+        assert got == most or (first, last) != (0, 1)
+
+
 def test_saved_parts_of_known_layers() -> None:
     """A linear layer saves its input, ReLU its output, dropout its mask, mean loss its target."""
     torch.manual_seed(0)
