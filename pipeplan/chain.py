@@ -69,10 +69,11 @@ class Chain(Document):
     microbatch_size: Positive = 1
     input_bytes: Count = 0
     device: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    tied: Literal["colocate", "synchronize"] = Field(
+    tied: Literal["colocate", "synchronize", "transmit"] = Field(
         default="colocate", exclude_if=lambda how: how == "colocate"
     )
-    """Layers that share a parameter name: on one GPU, or anywhere, each with a copy of its own."""
+    """Layers that share a parameter name: on one GPU, or anywhere, each with a copy of its own;
+    `transmit`: on one GPU, and others pass from layer to layer as activations do."""
     agreement: Agreement | None = Field(default=None, exclude_if=lambda how: how is None)
     """How far the layers train as the model does; None: nobody has compared them."""
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=100_000)]

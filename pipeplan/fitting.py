@@ -43,18 +43,20 @@ def fitted(
         InputError: if the model is another one, or shared parameters cannot stay equal.
     """
     with copying or nullcontext():
-        model = untie(layers, task.ties)
+        model = untie(layers, task.tied)
     got, need = model.digest(), plan.task_digest
     count, planned = len(model.layers), len(plan.chain.layers)
+    how, then = layers.tied(task.tied), plan.chain.tied
     if count != planned or need not in (None, got):
+        other = "" if how == then else f" (tied={how!r}, the plan's {then!r})"
         raise InputError(
-            f"launch: the model is not the one the plan was made for: got {count} layers and task"
-            f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
-            " plan again, or give the --task the chain was profiled from."
+            f"launch: the model is not the one the plan was made for: got {count} layers{other}"
+            f" and task digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.."
+            " Profile and plan again, or give the --task the chain was profiled from."
         )
-    if find_ties(plan.stages, model) and need and plan.chain.tied != task.ties:
+    if find_ties(plan.stages, model) and need and how != then:
         raise InputError(
-            f"launch: the task says tied={task.ties!r}, the plan's chain {plan.chain.tied!r},"
+            f"launch: the task says tied={how!r}, the plan's chain {then!r},"
             " which counts other bytes. Profile and plan again."
         )
     _check_waiting(plan, task)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipeplan.nested import Structure
+    from pipeplan.task import Tied
 
 _Each = TypeVar("_Each")
 _REAL = ("torch.float", "torch.bfloat", "torch.complex")
@@ -85,11 +86,17 @@ class SplitModel:
     """Modules of the model that draw from Python's or numpy's generator, by name."""
     counting: tuple[int, ...] = ()
     """Layers that change Python attributes in their forward: computed again, they count twice."""
+    transmits: bool = False
+    """Whether parameters that layers would share pass from layer to layer: `Task.tied`."""
     originals: Mapping[nn.Parameter, nn.Parameter] = field(default_factory=dict)
     """Copies of shared parameters, of layers on several GPUs -> the model's parameters."""
 
     device: str = "cpu"
     """Where the layers are, if they have no tensor that says it."""
+
+    def tied(self, wanted: Tied) -> Tied:
+        """How its layers hold what they share: as `wanted`, or together where nothing passes."""
+        return "colocate" if wanted == "transmit" and not self.transmits else wanted
 
     def fed_to(self, layer: int) -> tuple[int, ...]:
         """Which of the model's inputs `layer` (0-based) gets behind its boundary."""

@@ -157,14 +157,6 @@ class Task:
                 f" of each layer: lambda parameters: {kind}(parameters, ..)"
             )
 
-    @property
-    def ties(self) -> Literal["colocate", "synchronize"]:
-        """What becomes of a parameter that is in several layers when the model has been cut.
-
-        One that cannot pass between layers stays in each of them.
-        """
-        return "colocate" if self.tied == "transmit" else self.tied
-
     def microbatch(self, number: int) -> tuple[Any, Any]:
         """(input, target) of micro-batch `number`, whose tensors are fresh copies without holes.
 

@@ -209,6 +209,7 @@ def _by_graph(
         returned=exported.returned,
         notes=(*found.notes, *joined, *([exported.note] if exported.note else [])),
         modules=tuple(each.modules for each in graph.layers),
+        transmits=bool(exported.copies),
     )
     if len(graph.entering) < len(batch.inputs):
         specs = tuple(map(spec_of, batch.inputs))

@@ -45,7 +45,7 @@ def full(chain: Chain, cluster: Cluster, config: Config) -> Plan | None:
         InputError: if the chain has too few layers, or a cut would part tied ones.
     """
     stages = to_stages(time_balanced(chain, [gpu.speed for gpu in cluster.gpus]))
-    if chain.tied == "colocate" and not keeps_ties(chain, stages):
+    if chain.tied != "synchronize" and not keeps_ties(chain, stages):
         raise InputError(f"{FULL}: stages of equal times part tied layers")
     return _planned(
         replace(problem(chain, cluster, config), method="full-recompute", stages=stages), config

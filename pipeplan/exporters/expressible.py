@@ -55,11 +55,17 @@ def _shown(runs: tuple[tuple[int, int], ...]) -> str:
 
 
 def check_untied(plan: Plan, tool: str) -> None:
-    """Refuse parameters that two stages share.
+    """Refuse parameters that two stages share, or that pass between stages.
 
     Raises:
-        InputError: if there is one: `tool` adds no gradients across stages.
+        InputError: if there is one: `tool` adds no gradients across stages, and passes none on.
     """
+    if plan.chain.tied == "transmit" and len(plan.stages) > 1:
+        raise InputError(
+            f"export to {tool}: chain: got tied='transmit', whose layers pass a parameter on, need"
+            f" none that several layers read: {tool} passes activations alone. Untie the"
+            " parameter, or train with pipeplan.launch."
+        )
     owner: dict[str, int] = {}
     for stage in plan.stages:
         for layer in plan.chain.layers[stage.first : stage.last + 1]:

@@ -105,7 +105,7 @@ def _kept_together(plan: Plan) -> Iterator[tuple[str, str]]:
         pinned = [layer for layer, home in sorted(plan.solver.pins) if home == gpu]
         if pinned:
             yield "pinned", f"{remat.named(_runs(pinned))} to {name}"
-    if plan.chain.tied == "colocate" and len(names) > 1:
+    if plan.chain.tied != "synchronize" and len(names) > 1:
         for parameter, layers in _shared(plan.chain).items():
             if layers[-1] - layers[0] >= len(layers):
                 yield (

@@ -114,7 +114,7 @@ def estimate_task(
             "torch": torch.__version__,
             **_inexact(kernels.inexact, say),
         },
-        tied=task.ties,
+        tied=model.tied(task.tied),
         layers=layers,
     )
 

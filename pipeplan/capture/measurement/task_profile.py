@@ -97,7 +97,7 @@ def profile_task(
         microbatch_size=model.microbatch_size,
         input_bytes=found.input_bytes,
         device=found.device,
-        tied=task.ties,
+        tied=model.tied(task.tied),
         agreement=how,
         layers=found.layers,
     )

@@ -121,11 +121,19 @@ def _twins(flow: DataFlow, other: DataFlow | None, nodes: set[Node]) -> dict[Nod
     places = {place: node for node, place in other.places().items()}
     twins = dict(zip(flow.exported.inputs, other.exported.inputs, strict=True))
     twins |= dict(zip(flow.exported.outputs, other.exported.outputs, strict=True))
+    passing = _passing(other)
+    twins |= {copy: passing[name] for name, copy in _passing(flow).items() if name in passing}
     for node, place in flow.places().items():
         if node in nodes - twins.keys() and place in places:
             twins[node] = places[place]
     alike = all(node in twins and _kind(node) == _kind(twins[node]) for node in nodes)
     return twins if alike else {}
+
+
+def _passing(flow: DataFlow) -> dict[str, Node]:
+    """The copy of each parameter that passes from layer to layer, by the parameter's name."""
+    exported = flow.exported
+    return {exported.states[node][0]: copy for copy, node in exported.copies.items()}
 
 
 def _kind(node: Node) -> tuple[torch.Size, torch.dtype]:

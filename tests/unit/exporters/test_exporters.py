@@ -49,6 +49,20 @@ def plan(
     return handmade.packed(chain, stages, 3 * len(names), **given)
 
 
+@pytest.mark.parametrize("name", ["torch-csv", "torchtitan"])
+def test_parameters_that_pass_are_refused(name: str) -> None:
+    """Other tools pass activations alone; within one stage nothing passes."""
+    with pytest.raises(InputError, match="'transmit', whose layers pass a parameter on"):
+        exporters.FORMATS[name](transmitting(plan()))
+    assert exporters.FORMATS[name](transmitting(plan(gpus=(0,), ends=(5,))))
+
+
+def transmitting(plan: Plan) -> Plan:
+    """The plan of a chain whose layers pass a parameter on."""
+    chain = plan.chain.model_copy(update={"tied": "transmit"})
+    return plan.model_copy(update={"chain": chain, "chain_digest": chain.digest()})
+
+
 def test_orders_of_torch_come_back() -> None:
     """A schedule of torch as a plan, as a file: op by op what torch's class lists."""
     lists = torch_lists(2, 4, "ZBVZeroBubble", 2)
