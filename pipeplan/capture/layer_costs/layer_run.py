@@ -144,10 +144,6 @@ class WatchedStorages:
         return sum(storage.nbytes() for storage in self.living())
 
 
-def _gone() -> None:
-    """A reference to nothing."""
-
-
 class LayerPass:
     """Forward, then backward of one micro-batch; use once.
 
@@ -176,7 +172,7 @@ class LayerPass:
         """Storages behind the outputs that are no input's; known after `forward`."""
         self.output_bytes = 0
         """Size of all outputs; known after `forward`."""
-        self._made: list[Callable[[], object]] = []
+        self._made: list[weakref.ref[torch.UntypedStorage]] = []
         self._passing: list[tuple[int, int]] = []
         self.passed: tuple[int | None, ...] = ()
         """By output: the place of the input that it is, with all of its storage; None: of none.
@@ -207,11 +203,7 @@ class LayerPass:
         self._root = leave(self._exit, roots) if roots else None
         self.outputs = WatchedStorages(value, without=self.inputs)
         self.output_bytes = sum(output.nbytes for output in value)
-        inputs = {id(storage) for storage in self.inputs.living()}
-        self._made = [
-            _gone if id(storage) in inputs else weakref.ref(storage)
-            for storage in (output.untyped_storage() for output in value)
-        ]
+        self._made = [weakref.ref(output.untyped_storage()) for output in value]
         self._passing = [(key(out), out.nbytes) for out in value if is_dense(out)]
         if not self._run.loss:  # nobody takes a loss that is its input
             self.passed = tuple(map(self._place, value))
@@ -231,7 +223,9 @@ class LayerPass:
 
     def kept_outputs(self) -> tuple[bool, ...]:
         """By output: whether its storage is alive now, and no input's."""
-        return tuple(storage() is not None for storage in self._made)
+        inputs = {id(storage) for storage in self.inputs.living()}
+        found = (storage() for storage in self._made)
+        return tuple(storage is not None and id(storage) not in inputs for storage in found)
 
     def _place(self, output: Tensor) -> int | None:
         """The place of the input that an output is; one with holes is copied before it is sent."""
