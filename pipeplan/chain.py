@@ -27,6 +27,8 @@ class Agreement(Record):
         default=None, exclude_if=lambda most: most is None
     )
     """Up to which compiled layers count as the model's; None: layers are not compiled."""
+    repeats: bool = Field(default=True, exclude_if=bool)
+    """Whether the model gave the same bits twice; asked where its layers gave others."""
 
     @property
     def is_exact(self) -> bool:
@@ -46,8 +48,9 @@ class Agreement(Record):
             return (
                 f"layers train as the model does, bit for bit on {self.microbatches} micro-batches"
             )
+        how = "" if self.repeats else ", as the model itself repeats its bits only up to rounding"
         return (
-            "layers train as the model does only up to rounding: largest relative difference"
+            f"layers train as the model does only up to rounding{how}: largest relative difference"
             f" {self.largest_relative_difference:.1e} on {self.microbatches} micro-batches"
         )
 

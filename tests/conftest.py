@@ -36,7 +36,13 @@ FIRST = (
     "distributed/test_communicators.py",
 )
 """Files that take longest: workers that begin with them end together."""
-_SET_FOR_GOOD = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "CUDA_DEVICE_MAX_CONNECTIONS")
+_SET_FOR_GOOD = (
+    "PYTEST_",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "KMP_",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+)
 """How variables begin that pytest, torch's compiler and a started run set for the process."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
 

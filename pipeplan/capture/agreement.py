@@ -24,8 +24,8 @@ from pipeplan.capture.partition.sequential import is_sequential
 from pipeplan.capture.split import module_of
 from pipeplan.capture.tensor_distance import (
     densified,
-    largest_difference,
     largest_size,
+    relative_difference,
     rounding_unit,
 )
 from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
@@ -44,9 +44,6 @@ from pipeplan.task import Task
 
 PASSES = 3
 """Micro-batches 0, 1, .. that are compared, with seeds 0, 1, .."""
-_NOISE = 64
-"""Units of rounding, of the largest gradient of all, below which a difference is rounding: some
-gradients are zero but for rounding, such as those of the biases of attention's keys."""
 
 
 def agreement(model: SplitModel, task: Task) -> Agreement:
@@ -84,11 +81,17 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
             worst = max(worst, _compared(whole, expected, got, number, unit))
             reached.update(expected.gradients)
             zeros.update(got.gradients)
+        repeats = (
+            not worst or model.compile is not None or _repeats(whole, model, task, batches[0])
+        )
         _check_evaluation(whole, model, batches[0], own_loss=task.loss is None)
         _check_unmoved(whole, task, sorted(zeros - reached))
     tolerance = unit**0.5 if model.compile else None
     return Agreement(
-        microbatches=len(batches), largest_relative_difference=worst, tolerance=tolerance
+        microbatches=len(batches),
+        largest_relative_difference=worst,
+        tolerance=tolerance,
+        repeats=repeats,
     )
 
 
@@ -180,6 +183,17 @@ def _whole(
         with told_of(f"{what}: its backward", seed):
             loss.backward()
     return _Trained.of(whole, outputs, loss)
+
+
+def _repeats(whole: nn.Module, model: SplitModel, task: Task, batch: MicroBatch) -> bool:
+    """Whether the model gives the same bits twice: kernels of a GPU may add up in any order."""
+
+    def ran() -> _Trained:
+        with restored([whole]), restored_loss(task.loss):
+            return _whole(whole, model, task, batch, 0)
+
+    pairs = _pairs(ran(), ran(), 0.0)
+    return all(torch.equal(densified(one), densified(two)) for _, one, two, _ in pairs)
 
 
 def _layers(
@@ -324,18 +338,12 @@ def _compared(
 def _relative(
     what: str, one: Tensor, other: Tensor, scale: float, unit: float, whole: nn.Module, number: int
 ) -> float:
-    """How far `other` is from `one`, relative to the largest number of `one`.
+    """How far `other` is from `one`, as `relative_difference` says.
 
     Raises:
         InputError: if it is more than rounding explains.
     """
-    one, other = densified(one), densified(other)
-    if torch.equal(one, other):
-        return 0.0
-    far = largest_difference(one, other)
-    small = scale and far <= _NOISE * unit * scale
-    size = scale if small else largest_size(one)
-    relative = far / size if size else 1.0
+    relative = relative_difference(one, other, unit, scale)
     if relative > unit**0.5:
         raise InputError(
             f"task: model {type(whole).__name__}: its layers do not train as the model does:"

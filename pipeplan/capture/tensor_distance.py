@@ -9,6 +9,10 @@ from torch import Tensor
 
 from pipeplan.split_model import SplitModel
 
+_NOISE = 64
+"""Units of rounding, of the largest gradient of all, below which a difference is rounding: some
+gradients are zero but for rounding, such as those of the biases of attention's keys."""
+
 
 def rounding_unit(tensors: Iterable[Tensor], model: SplitModel) -> float:
     """The unit of rounding: of the least precise type of `tensors`, or of what is computed in.
@@ -40,6 +44,24 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
         return float("inf")
     gap = _wide(one) - _wide(other)
     return largest_size(gap.nan_to_num(nan=float("inf")))
+
+
+def relative_difference(one: Tensor, other: Tensor, unit: float, scale: float = 0.0) -> float:
+    """How far `other` is from `one`, relative to the largest number of `one`; 0 for equal bits.
+
+    Args:
+        one: what is expected.
+        other: what was found.
+        unit: of rounding.
+        scale: the largest gradient of all; what is rounding beside it is relative to it.
+    """
+    one, other = densified(one), densified(other)
+    if torch.equal(one, other):
+        return 0.0
+    far = largest_difference(one, other)
+    small = scale and far <= _NOISE * unit * scale
+    size = scale if small else largest_size(one)
+    return far / size if size else 1.0
 
 
 def _wide(tensor: Tensor) -> Tensor:

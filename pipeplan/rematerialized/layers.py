@@ -14,6 +14,7 @@ from pipeplan.capture.user_model.module_attributes import attribute_tensors
 from pipeplan.errors import InputError
 from pipeplan.host_copy import measured_bandwidth
 from pipeplan.nested import ModelArguments, tensors_in
+from pipeplan.pinned import PinnedPool
 from pipeplan.remat import HostLink, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
 from pipeplan.rematerialized.conditions import Conditions
@@ -50,9 +51,10 @@ def rematerialize_layers(request: RematerializationRequest[Module]) -> Module:
         conditions = Conditions.of(parts, taken.source)
         with gradients([*cut.layers, *touched[1:]]):
             found = measured.measure_module(cut, taken, request.offload)
+            pinned = PinnedPool()
 
             def called(script: Script, source: Tensor, watch: Watch) -> Tensor:
-                prepared = _prepared(cut, found, taken.source, script, request.offload)
+                prepared = _prepared(cut, found, taken.source, script, request.offload, pinned)
                 return run(parts, conditions, prepared, source, watch)
 
             static = measured.constant_bytes(module, cut, taken, found) + request.reserve
@@ -69,7 +71,7 @@ def rematerialize_layers(request: RematerializationRequest[Module]) -> Module:
     script = script_of(plan.schedule)
     costs = replace(shown.costs, static=static + kept.bytes(script.again), left=left)
     outcome = judge(costs, plan.schedule, request.limit, channel or HostLink())
-    prepared = _prepared(cut, found, taken.source, script, request.offload)
+    prepared = _prepared(cut, found, taken.source, script, request.offload, pinned)
     plan = replace(plan, outcome=outcome)
     return wrapped(module, prepared, plan, costs, shown.spread, parts, conditions)
 
@@ -162,7 +164,12 @@ def _channel(
 
 
 def _prepared(
-    cut: SplitModel, found: ModuleMeasurements, source: Tensor, script: Script, offload: bool
+    cut: SplitModel,
+    found: ModuleMeasurements,
+    source: Tensor,
+    script: Script,
+    offload: bool,
+    pinned: PinnedPool,
 ) -> Prepared:
     changed = {id(each.tensor) for facts in found.facts for each in facts.changed}
     return Prepared(
@@ -176,4 +183,5 @@ def _prepared(
         offload=offload,
         device=source.device,
         autocast=autocast(source.device),
+        pinned=pinned,
     )

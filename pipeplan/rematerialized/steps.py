@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,8 +53,9 @@ class Prepared:
     """Whether units may leave the device."""
     device: torch.device
     autocast: Autocast
-    pinned: PinnedPool = field(default_factory=PinnedPool)
-    """Of the host: passes use the same blocks one after the other."""
+    pinned: PinnedPool
+    """Of the host: passes use the same blocks one after the other, the rehearsal's before all:
+    locking memory takes longer than a copy."""
 
 
 class Pass:

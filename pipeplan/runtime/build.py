@@ -137,10 +137,8 @@ def build(
     layout = NormLayout(plan.stages, split, task.accumulate)
     decisions = None
     if ownership.deferred:
-        read = ahead.read
-        decisions = StepDecisions(
-            layout, transport, task.clip_norm, scaler, first_tag, nonfinite, read
-        )
+        reading = nonfinite, ahead.read, device
+        decisions = StepDecisions(layout, transport, task.clip_norm, scaler, first_tag, *reading)
     reporting = None
     if reports:
         reporting = StepReports(

@@ -1,9 +1,9 @@
 """One training on spawned ranks with GPUs, against one process on a GPU.
 
 `python cuda_cases.py BACKEND RANKS SEMANTICS DEVICE [REPLICAS [TASK [VISIBLE]]]` prints what
-carried messages, and `exact` where losses and weights are bit-equal. RANKS counts those of all
-replicas; with VISIBLE `one` each rank sees one GPU. DEVICE cpu runs the same without a GPU, to
-test this file.
+carried messages, and `exact` where losses and weights are bit-equal, or how they differ. RANKS
+counts those of all replicas; with VISIBLE `one` each rank sees one GPU. DEVICE cpu runs the same
+without a GPU, to test this file.
 TASK is `train`, or `kill`: the last rank dies before its second step; the others print how they
 end.
 """
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import Pipeline
 from pipeplan.capture import split
+from pipeplan.capture.tensor_distance import largest_difference
 from pipeplan.errors import RankError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.transport.backend import Machine, Wanted, take_gpu
@@ -56,8 +57,8 @@ def task(device: str) -> Task:
 
 def trained(
     device: str, semantics: Semantics, ranks: int, backend: Wanted, replicas: int
-) -> tuple[str, bool]:
-    """Two steps, the state into a new pipeline, two more; what carried it, whether it is exact."""
+) -> tuple[str, str]:
+    """Two steps, the state into a new pipeline, two more; what carried it, how exact it is."""
     plan = launch_task.waiting(launch_task.plan(ranks // replicas, semantics))
     told: list[Any] = [None] * ranks
     losses = []
@@ -89,10 +90,17 @@ def trained(
     first = told[: ranks // replicas]
     weights = {name: value for _, state in first for name, value in state.items()}
     heard = next(losses for losses, _ in first if losses)
-    return carrier, heard == means and all(
-        torch.equal(weights[f"model.{name}"], value.cpu())
-        for name, value in expected.weights.items()
-    )
+    pairs = [(weights[f"model.{name}"], value.cpu()) for name, value in expected.weights.items()]
+    return carrier, _compared(list(zip(heard, means, strict=True)), pairs)
+
+
+def _compared(losses: list[tuple[float, float]], weights: list[tuple[Tensor, Tensor]]) -> str:
+    """`exact`, or what differs."""
+    other = [step for step, (mine, alone) in enumerate(losses) if mine != alone]
+    far = [largest_difference(*pair) for pair in weights if not torch.equal(*pair)]
+    if not other and not far:
+        return "exact"
+    return f"losses of steps {other} and {len(far)} weights differ, by {max(far, default=0):.1e}"
 
 
 def killed(rank: int, ranks: int, device: str, backend: Wanted) -> None:
@@ -137,7 +145,7 @@ def work(rank: int, words: list[str], port: int) -> None:
     if name == "kill":
         killed(rank, int(ranks), device, backend)  # type: ignore[arg-type]
         return
-    carrier, exact = trained(
+    carrier, found = trained(
         device,
         semantics,
         int(ranks),
@@ -145,7 +153,7 @@ def work(rank: int, words: list[str], port: int) -> None:
         int(replicas),  # type: ignore[arg-type]
     )
     if rank == 0:
-        print(carrier, "exact" if exact else "differs", flush=True)
+        print(carrier, found, flush=True)
 
 
 def main() -> None:

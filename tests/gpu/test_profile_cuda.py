@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
+from pipeplan import rematerialize
 from pipeplan.capture import profile_task
 from pipeplan.task import Task
-from tests.capture_tasks import conv, gpt2, mlp
+from tests.capture_tasks import conv, gpt2, mlp, rows, sgd
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,3 +54,38 @@ def test_bytes_repeat() -> None:
             two.saved_bytes,
             two.backward_workspace_bytes,
         )
+
+
+class AddsUp(nn.Module):
+    """Adds thousands of rows up in few places; a GPU does so in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = self.linear(value)
+        places = torch.arange(len(value), device=value.device) % 3
+        return torch.zeros_like(made).index_add(0, places, made)
+
+
+def adding() -> Task:
+    """Batches of 4096 rows."""
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        return rows(number, 4096, 32), rows(number + 1, 4096, 32)
+
+    model = nn.Sequential(nn.Linear(32, 32), AddsUp(), nn.Linear(32, 32))
+    return Task(model=model, loss=functional.mse_loss, optimizer=sgd, data=data)
+
+
+def test_kernels_that_add_up_in_any_order_are_told_of() -> None:
+    """The model itself gives other bits the second time, so its layers and operators may, too."""
+    task = moved(adding)
+    agreement = profile_task(task, repeats=1, warmup=1).agreement
+    assert agreement is not None
+    assert not agreement.repeats
+    assert "as the model itself" in agreement.told
+    assert isinstance(task.model, nn.Module)
+    pair = tuple(part.to("cuda") for part in task.microbatch(0))
+    assert rematerialize(task.model, pair, "1GiB", loss=task.loss, method="operators")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan import rematerialize, tasks
+from pipeplan import pinned, rematerialize, tasks
 from pipeplan.remat import DeviceOpKind, HostLink, budgets
 
 pytestmark = [
@@ -45,3 +45,30 @@ def test_gpu_module_within_a_budget_is_the_plain_module(offload: bool) -> None:
         assert all(map(torch.equal, expected, trained(lean)))
         moved += sum(op.kind is DeviceOpKind.OFFLOAD for op in lean.rematerialization.schedule.ops)
     assert bool(moved) == offload
+
+
+def test_host_memory_is_locked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rehearsal locks what the module uses; locking takes longer than the copies it times."""
+    locked: list[int] = []
+
+    def counted(address: int, size: int) -> None:
+        locked.append(size)
+        lock(address, size)
+
+    lock = pinned._register
+    monkeypatch.setattr(pinned, "_register", counted)
+    task = tasks.gpt2(0)
+    assert isinstance(task.model, nn.Module)
+    model = task.model.to("cuda")
+    pair = tuple(part.to("cuda") for part in task.microbatch(0))
+    options = {"loss": task.loss, "repeats": 2, "offload": True, "method": "layers"}
+    free = rematerialize(model, pair, "1TiB", host_bandwidth="20GB/s", **options)
+    budget = budgets(free.rematerialization_costs, HostLink(20 * 10**9), 4)[1]
+    lean = rematerialize(model, pair, budget, host_bandwidth="20GB/s", **options)
+    found = sum(op.kind is DeviceOpKind.OFFLOAD for op in lean.rematerialization.schedule.ops)
+    assert locked
+    once = len(locked)
+    for _ in range(3):
+        task.loss(lean(pair[0]), pair[1]).backward()
+    assert len(locked) == once
+    assert found

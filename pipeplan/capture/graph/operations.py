@@ -83,6 +83,8 @@ def node_flops(node: fx.Node) -> int:
     target = node.target
     if not isinstance(target, OpOverload) or target.is_view or _CHEAP & set(target.tags):
         return 0
+    if returns_argument(node):
+        return 0
     values = node_tensors(node)
     if not values or not hasattr(values[0], "fake_mode"):
         return 0
@@ -97,7 +99,7 @@ def node_flops(node: fx.Node) -> int:
     return counter.get_total_flops()
 
 
-_CHEAP = {torch.Tag.pointwise, torch.Tag.reduction, torch.Tag.inplace}
+_CHEAP = {torch.Tag.pointwise, torch.Tag.reduction}
 
 
 def returns_argument(node: fx.Node) -> bool:

@@ -109,6 +109,7 @@ class StepDecisions:
         tag: int,
         nonfinite: Nonfinite | None = None,
         read: Callable[[Tensor], Tensor] = Tensor.cpu,
+        device: torch.device | None = None,
     ) -> None:
         """Takes the rank's part.
 
@@ -120,8 +121,10 @@ class StepDecisions:
             tag: of the messages, which nothing else uses.
             nonfinite: hears of norms.
             read: brings numbers to the host.
+            device: of the gradients; None for the processor.
         """
         self._read = read
+        self._device = device
         self.scaler = scaler
         self._nonfinite = nonfinite
         self._layout = layout
@@ -193,7 +196,8 @@ class StepDecisions:
         finite = all(bool(row[0]) for row in rows.values())
         if self.scaler:
             self.scaler.record(step, finite=finite)
-        norm = self._layout.total({rank: row[1:] for rank, row in rows.items()})
+        own = {rank: row[1:] for rank, row in rows.items()}
+        norm = self._read(self._layout.total(own, self._device))
         if self._clip is None or not finite:
             return StepDecision(not finite, None, norm)
         if self._nonfinite and not norm.isfinite():

@@ -52,27 +52,37 @@ class NormLayout:
         name = next(name for name, number in self.place.items() if number == place)
         return f"the gradient of {name!r} (stage {self.stages[place]})"
 
-    def total(self, rows: Mapping[int, Tensor]) -> Tensor:
+    def total(self, rows: Mapping[int, Tensor], device: torch.device | None = None) -> Tensor:
         """The norm of the whole gradient.
 
         Args:
             rows: of each rank that hosts any, the norms of its parameters by ascending place;
                 float64, on the host.
+            device: where it is computed and stays, not read. A GPU adds in another order than
+                the host, so the bits are those of `clip_grad_norm_` where the gradients are.
         """
         values = torch.empty(len(self.dtypes), dtype=torch.float64)
         for rank, row in rows.items():
             values[self.ranks[rank]] = row
         kinds = [values[places].to(dtype) for dtype, places in self._kinds]
-        norm: Tensor = torch.linalg.vector_norm(torch.cat(kinds) if kinds else values)
+        joined = torch.cat(kinds) if kinds else values
+        if device is not None and device.type == "cuda":
+            joined = joined.pin_memory().to(device, non_blocking=True)
+        norm: Tensor = torch.linalg.vector_norm(joined)
         return norm
 
 
 def norms_of(gradients: list[Tensor]) -> Tensor:
     """The norm of each of `gradients`, where they are, in float64, which holds those of any type.
 
-    Found as torch's `clip_grad_norm_` finds them, and not read.
+    Found as torch's `clip_grad_norm_` finds them, those of one dtype together, and not read.
     """
-    return torch.stack(torch._foreach_norm(gradients)).double()  # noqa: SLF001
+    found: list[Tensor] = [torch.empty(0)] * len(gradients)
+    for _, places in _kinds([each.dtype for each in gradients]):
+        norms = torch._foreach_norm([gradients[place] for place in places])  # noqa: SLF001
+        for place, norm in zip(places, torch.stack(norms).double().unbind(), strict=True):
+            found[place] = norm
+    return torch.stack(found)
 
 
 def _kinds(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[torch.dtype, list[int]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -210,6 +211,23 @@ def test_rounding_is_measured_and_told() -> None:
     assert 1e-8 < found.largest_relative_difference < 1e-5
     chain = profile_task(task, repeats=1, warmup=0).model_copy(update={"agreement": found})
     assert "only up to rounding" in (chain.doubt or "")
+
+
+def test_a_model_that_does_not_repeat_its_bits_is_told_of() -> None:
+    """Layers cannot do better; the doubt says whose rounding it is."""
+    runs = count(1)
+
+    def noisy(gradient: Tensor) -> Tensor:
+        return gradient * (1 + 1e-6 * next(runs))
+
+    task = mlp()
+    assert isinstance(task.model, nn.Module)
+    next(task.model.parameters()).register_hook(noisy)
+    found = agreement(split(task), task)
+    assert not found.repeats
+    assert 0 < found.largest_relative_difference < 2e-5
+    assert "as the model itself repeats its bits only up to rounding" in found.told
+    assert agreement(spoiled(mlp(), output=1 + 4e-7), mlp()).repeats
 
 
 def test_a_data_set_may_be_short() -> None:
