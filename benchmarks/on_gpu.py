@@ -1,0 +1,287 @@
+"""What was planned beside what one GPU did; and modules within a budget beside torch's own.
+
+    python -m benchmarks.on_gpu [--small] [--out FILE]
+
+Runs: a task is profiled on the GPU and planned for several sizes of memory, each plan is trained.
+Modules: `rematerialize` within the memory that `torch.utils.checkpoint` of every block takes, and
+within less. Times are the best of several steps by the wall clock, the GPU idle before and behind.
+What the file has is not measured again. `--small` does the same with small models, on a processor
+too, to try the benchmark out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.store import Store
+from pipeplan import Pipeline, rematerialize, tasks
+from pipeplan.capture import profile_task
+from pipeplan.chain import Chain
+from pipeplan.cluster import Host, uniform
+from pipeplan.errors import PipeplanError
+from pipeplan.host_copy import measured_bandwidth
+from pipeplan.livebytes import peak_bytes
+from pipeplan.plan import Plan
+from pipeplan.planner import Config, solve
+from pipeplan.task import Task
+from pipeplan.testing.instances import UNLIMITED
+
+RESULT = Path(__file__).parent / "results" / "on_gpu.json"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MICROBATCHES, STEPS, LIMIT_S = 4, 6, 5.0
+RUNS = ((1.0, False), (0.6, False), (0.6, True))
+"""Shares of what a plan that keeps everything holds beside its states; whether tensors may wait on
+the host."""
+
+
+class Run(NamedTuple):
+    """One plan that is trained."""
+
+    task: str
+    share: float
+    offload: bool
+
+    @property
+    def key(self) -> str:
+        """What identifies the row."""
+        return f"run {self.task} {self.share:g}{' host' if self.offload else ''}"
+
+
+def named_tasks(small: bool) -> dict[str, tuple[str, Callable[[], Task]]]:
+    """Name -> what it is, and the task."""
+
+    def gpt2() -> Task:
+        shape: dict[str, Any] = {"size": "tiny"} if small else {"size": "medium", "batch": 8}
+        return _moved(tasks.gpt2(0, **shape), torch.bfloat16)
+
+    def resnet() -> Task:
+        shape: dict[str, Any] = {"size": 50, "batch": 64, "side": 224}
+        small_shape: dict[str, Any] = {"size": 18, "batch": 4, "side": 32}
+        return _moved(tasks.resnet(0, **(small_shape if small else shape)), None)
+
+    return {
+        "gpt2": ("GPT-2 medium, 8 rows of 1024 tokens, bfloat16", gpt2),
+        "resnet": ("ResNet-50, 64 images of 224 x 224, float32", resnet),
+    }
+
+
+def _moved(task: Task, kind: torch.dtype | None) -> Task:
+    """On the GPU; with weights of `kind`, where it is given, and float32 ones in the optimizer."""
+    assert isinstance(task.model, nn.Module)
+    model = task.model.to(DEVICE)
+    if kind is None:
+        return replace(task, model=model)
+    return replace(task, model=model.to(kind), master_weights=True)
+
+
+def run_row(case: Run, task: Task, chain: Chain, free: Plan, bandwidth: int) -> dict[str, Any]:
+    """What the plan says and what its training did."""
+    states = free.memory[0].states_bytes
+    memory = states + round(case.share * (free.memory[0].peak_bytes - states))
+    cluster = uniform(1, memory)
+    if case.offload:
+        host = Host(memory_bytes=UNLIMITED, bandwidth_bytes_per_s=bandwidth)
+        cluster = cluster.model_copy(update={"host": host})
+    config = _config("auto" if case.offload else "off")
+    plan = free if case.share >= 1 else solve(chain, cluster, config)
+    found: dict[str, Any] = {"memory": memory, "peak": plan.memory[0].peak_bytes}
+    found |= {"step_ns": plan.step_ns, "host": plan.memory[0].host_bytes}
+    with Pipeline(task, plan, seed=0) as pipeline:
+        pipeline.run(2)
+        report = pipeline.memory()
+        _reset()
+        times = [_timed(lambda: pipeline.run(1)) for _ in range(STEPS)]
+        found |= _allocated()
+    if report is not None and report.measured[0] is not None:
+        found["live"] = report.measured[0].peak.size
+    return found | {"measured_ns": min(times), "all_ns": times}
+
+
+def _config(offload: Any) -> Config:
+    return Config(
+        semantics="flush",
+        microbatches=MICROBATCHES,
+        recompute="auto",
+        offload=offload,
+        time_limit_s=LIMIT_S,
+        workers=2,
+    )
+
+
+def module_rows(task: Task, shares: tuple[float, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Way and budget -> bytes beyond weights and gradients, and the time of a step.
+
+    A budget is what `torch.utils.checkpoint` takes, and a share of what the plain module takes more.
+    """
+    assert isinstance(task.model, nn.Module)
+    model = task.model
+    pair = tuple(part.to(DEVICE) for part in task.microbatch(0))
+    plain = _called(copy.deepcopy(model), task, pair)
+    yield "plain", plain
+    theirs = _called(_checkpointed(copy.deepcopy(model)), task, pair)
+    yield "checkpoint", theirs
+    options: dict[str, Any] = {"loss": task.loss, "repeats": 5}
+    free = rematerialize(copy.deepcopy(model), pair, "1TiB", method="layers", **options)
+    static = free.rematerialization_costs.static
+    for share in shares:
+        budget = static + theirs["bytes"] + round(share * (plain["bytes"] - theirs["bytes"]))
+        for way in ("layers", "operators", "offload"):
+            say = {"method": "layers", "offload": True} if way == "offload" else {"method": way}
+            begin = time.perf_counter()
+            try:
+                lean = rematerialize(copy.deepcopy(model), pair, budget, **say, **options)
+            except PipeplanError as error:
+                yield f"{way} {share:g}", {"refused": str(error)}
+                continue
+            plan = lean.rematerialization
+            outcome = plan.option.outcome if way == "operators" else plan.outcome
+            told = {
+                "method": plan.method,
+                "planned_bytes": plan.peak_bytes - static,
+                "planned_ns": outcome.makespan_ns,
+                "seconds": time.perf_counter() - begin,
+            }
+            yield f"{way} {share:g}", told | _called(lean, task, pair)
+
+
+def _checkpointed(model: nn.Module) -> nn.Module:
+    """Every block within torch's checkpoint, as people use it."""
+    blocks = [part for part in model.modules() if type(part).__name__ in ("Block", "Bottleneck")]
+    for block in blocks or list(model.children()):
+        block.forward = _within(block.forward)  # type: ignore[method-assign]
+    return model
+
+
+def _within(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: checkpoint(forward, *given, use_reentrant=False)
+
+
+def _called(module: nn.Module, task: Task, pair: tuple[Tensor, ...]) -> dict[str, Any]:
+    """A step's bytes beyond weights and gradients, and its time."""
+
+    def step() -> None:
+        task.loss(module(pair[0]), pair[1]).backward()
+
+    for _ in range(3):
+        step()
+    _reset()
+    if DEVICE.type == "cuda":
+        before = _requested("current")
+        step()
+        _wait()
+        held = _requested("peak") - before
+    else:
+        held = peak_bytes(module, task.loss, *pair) - 2 * sum(
+            p.nbytes for p in module.parameters()
+        )
+    return {"bytes": held, "measured_ns": min(_timed(step) for _ in range(2 * STEPS))}
+
+
+def _timed(work: Callable[[], object]) -> int:
+    _wait()
+    begin = time.perf_counter_ns()
+    work()
+    _wait()
+    return time.perf_counter_ns() - begin
+
+
+def _wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _reset() -> None:
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _requested(which: str) -> int:
+    """Bytes that tensors and kernels asked the allocator for."""
+    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])
+
+
+def _allocated() -> dict[str, int]:
+    if DEVICE.type != "cuda":
+        return {}
+    most = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"requested": _requested("peak"), "allocated": most[0], "reserved": most[1]}
+
+
+def facts() -> dict[str, Any]:
+    """Of the machine."""
+    found: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count()}
+    if DEVICE.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def measure(store: Store, small: bool) -> None:
+    """All that the file lacks."""
+    bandwidth = measured_bandwidth(DEVICE)
+    store.put("machine", "facts", facts() | {"host_bytes_per_s": bandwidth})
+    for name, (_, make) in named_tasks(small).items():
+        _measure_runs(store, name, make, bandwidth)
+        _measure_modules(store, name, make)
+
+
+def _measure_runs(store: Store, name: str, make: Callable[[], Task], bandwidth: int) -> None:
+    rest = [Run(name, *each) for each in RUNS if Run(name, *each).key not in store.rows]
+    if not rest:
+        return
+    torch.manual_seed(0)
+    task = make()
+    chain = profile_task(task, repeats=10, warmup=3)
+    free = solve(chain, uniform(1, UNLIMITED), _config("off"))
+    for case in rest:
+        try:
+            row = run_row(case, task, chain, free, bandwidth)
+        except PipeplanError as error:
+            row = {"refused": str(error)}
+        store.put(case.key, "row", row)
+        print(case.key, row, file=sys.stderr, flush=True)
+
+
+def _measure_modules(store: Store, name: str, make: Callable[[], Task]) -> None:
+    if f"module {name}" in store.rows:
+        return
+    torch.manual_seed(0)
+    found = {}
+    for key, row in module_rows(make(), (0.0, 0.5)):
+        found[key] = row
+        print(name, key, row, file=sys.stderr, flush=True)
+    store.rows[f"module {name}"] = found
+    store.put(f"module {name}", "machine", facts())
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="small models")
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
+    args = parser.parse_args()
+    measure(Store(args.out), args.small)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
