@@ -1,4 +1,4 @@
-"""What was planned beside what one GPU did; and modules within a budget beside torch's own.
+"""What was planned beside what one GPU did; and modules within a budget beside torch's own way.
 
     python -m benchmarks.on_gpu [--small] [--out FILE]
 
@@ -22,12 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.markdown import table
 from benchmarks.store import Store
 from pipeplan import Pipeline, rematerialize, tasks
 from pipeplan.capture import profile_task
@@ -43,7 +42,11 @@ from pipeplan.testing.instances import UNLIMITED
 
 RESULT = Path(__file__).parent / "results" / "on_gpu.json"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MICROBATCHES, STEPS, LIMIT_S = 4, 6, 5.0
+MICROBATCHES, STEPS, ROUNDS, LIMIT_S = 4, 3, 3, 3.0
+WAYS = {"gpt2": ("layers", "offload"), "resnet": ("layers", "operators")}
+"""How modules keep a budget: GPT-2 medium has too many operators for a search of 20 s."""
+SHARES = (0.0, 0.5)
+"""Budgets of modules: of what the plain one takes more than under `torch.utils.checkpoint`."""
 RUNS = ((1.0, False), (0.6, False), (0.6, True))
 """Shares of what a plan that keeps everything holds beside its states; whether tensors may wait on
 the host."""
@@ -59,11 +62,17 @@ class Run(NamedTuple):
     @property
     def key(self) -> str:
         """What identifies the row."""
-        return f"run {self.task} {self.share:g}{' host' if self.offload else ''}"
+        return f"{self.task} run {self.share:g}{' host' if self.offload else ''}"
 
 
-def named_tasks(small: bool) -> dict[str, tuple[str, Callable[[], Task]]]:
-    """Name -> what it is, and the task."""
+TASKS = {
+    "gpt2": "GPT-2 medium, 8 rows of 1024 tokens, bfloat16",
+    "resnet": "ResNet-50, 64 images of 224 x 224, float32",
+}
+
+
+def makers(small: bool) -> dict[str, Callable[[], Task]]:
+    """Each of `TASKS`."""
 
     def gpt2() -> Task:
         shape: dict[str, Any] = {"size": "tiny"} if small else {"size": "medium", "batch": 8}
@@ -74,10 +83,7 @@ def named_tasks(small: bool) -> dict[str, tuple[str, Callable[[], Task]]]:
         small_shape: dict[str, Any] = {"size": 18, "batch": 4, "side": 32}
         return _moved(tasks.resnet(0, **(small_shape if small else shape)), None)
 
-    return {
-        "gpt2": ("GPT-2 medium, 8 rows of 1024 tokens, bfloat16", gpt2),
-        "resnet": ("ResNet-50, 64 images of 224 x 224, float32", resnet),
-    }
+    return {"gpt2": gpt2, "resnet": resnet}
 
 
 def _moved(task: Task, kind: torch.dtype | None) -> Task:
@@ -89,6 +95,35 @@ def _moved(task: Task, kind: torch.dtype | None) -> Task:
     return replace(task, model=model.to(kind), master_weights=True)
 
 
+def loop_row(task: Task) -> dict[str, Any]:
+    """The plain loop that a run is to equal: gradients of all micro-batches, one update."""
+    assert isinstance(task.model, nn.Module)
+    model = copy.deepcopy(task.model)
+    stepped = [parameter.detach().float() for parameter in model.parameters()]
+    optimizer = task.optimizer([nn.Parameter(each) for each in stepped])
+    masters = [each for group in optimizer.param_groups for each in group["params"]]
+    pairs = list(zip(model.parameters(), masters, strict=True))
+
+    def step() -> None:
+        for number in range(MICROBATCHES):
+            source, target = (part.to(DEVICE) for part in task.microbatch(number))
+            task.loss(model(source), target).backward()
+        for parameter, master in pairs:
+            assert parameter.grad is not None
+            master.grad = parameter.grad.div_(MICROBATCHES).float()
+            parameter.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in pairs:
+                parameter.copy_(master)
+
+    for _ in range(2):
+        step()
+    _reset()
+    times = [_timed(step) for _ in range(ROUNDS * STEPS)]
+    return {"measured_ns": min(times), "all_ns": times, **_allocated()}
+
+
 def run_row(case: Run, task: Task, chain: Chain, free: Plan, bandwidth: int) -> dict[str, Any]:
     """What the plan says and what its training did."""
     states = free.memory[0].states_bytes
@@ -97,15 +132,14 @@ def run_row(case: Run, task: Task, chain: Chain, free: Plan, bandwidth: int) -> 
     if case.offload:
         host = Host(memory_bytes=UNLIMITED, bandwidth_bytes_per_s=bandwidth)
         cluster = cluster.model_copy(update={"host": host})
-    config = _config("auto" if case.offload else "off")
-    plan = free if case.share >= 1 else solve(chain, cluster, config)
+    plan = solve(chain, cluster, _config("auto" if case.offload else "off"))
     found: dict[str, Any] = {"memory": memory, "peak": plan.memory[0].peak_bytes}
     found |= {"step_ns": plan.step_ns, "host": plan.memory[0].host_bytes}
     with Pipeline(task, plan, seed=0) as pipeline:
         pipeline.run(2)
         report = pipeline.memory()
         _reset()
-        times = [_timed(lambda: pipeline.run(1)) for _ in range(STEPS)]
+        times = [_timed(lambda: pipeline.run(STEPS)) // STEPS for _ in range(ROUNDS)]
         found |= _allocated()
     if report is not None and report.measured[0] is not None:
         found["live"] = report.measured[0].peak.size
@@ -123,10 +157,13 @@ def _config(offload: Any) -> Config:
     )
 
 
-def module_rows(task: Task, shares: tuple[float, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+def module_rows(
+    task: Task, shares: tuple[float, ...], ways: tuple[str, ...]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Way and budget -> bytes beyond weights and gradients, and the time of a step.
 
-    A budget is what `torch.utils.checkpoint` takes, and a share of what the plain module takes more.
+    A budget is what `torch.utils.checkpoint` takes, and a share of what the plain module takes
+    more.
     """
     assert isinstance(task.model, nn.Module)
     model = task.model
@@ -140,7 +177,7 @@ def module_rows(task: Task, shares: tuple[float, ...]) -> Iterator[tuple[str, di
     static = free.rematerialization_costs.static
     for share in shares:
         budget = static + theirs["bytes"] + round(share * (plain["bytes"] - theirs["bytes"]))
-        for way in ("layers", "operators", "offload"):
+        for way in ways:
             say = {"method": "layers", "offload": True} if way == "offload" else {"method": way}
             begin = time.perf_counter()
             try:
@@ -189,7 +226,7 @@ def _called(module: nn.Module, task: Task, pair: tuple[Tensor, ...]) -> dict[str
         held = peak_bytes(module, task.loss, *pair) - 2 * sum(
             p.nbytes for p in module.parameters()
         )
-    return {"bytes": held, "measured_ns": min(_timed(step) for _ in range(2 * STEPS))}
+    return {"bytes": held, "measured_ns": min(_timed(step) for _ in range(12))}
 
 
 def _timed(work: Callable[[], object]) -> int:
@@ -237,38 +274,113 @@ def measure(store: Store, small: bool) -> None:
     """All that the file lacks."""
     bandwidth = measured_bandwidth(DEVICE)
     store.put("machine", "facts", facts() | {"host_bytes_per_s": bandwidth})
-    for name, (_, make) in named_tasks(small).items():
-        _measure_runs(store, name, make, bandwidth)
-        _measure_modules(store, name, make)
+
+    def keep(key: str, row: dict[str, Any]) -> None:
+        store.put(key, "row", row)
+        print(key, row, file=sys.stderr, flush=True)
+
+    for name, make in makers(small).items():
+        if Run(name, *RUNS[-1]).key not in store.rows:
+            for key, row in run_rows(name, make, bandwidth):
+                keep(key, row)
+        if f"{name} module {WAYS[name][-1]} {SHARES[-1]:g}" not in store.rows:
+            torch.manual_seed(0)
+            for key, row in module_rows(make(), SHARES, WAYS[name]):
+                keep(f"{name} module {key}", row)
 
 
-def _measure_runs(store: Store, name: str, make: Callable[[], Task], bandwidth: int) -> None:
-    rest = [Run(name, *each) for each in RUNS if Run(name, *each).key not in store.rows]
-    if not rest:
-        return
+def run_rows(
+    name: str, make: Callable[[], Task], bandwidth: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The plain loop and the plans of a task, by key."""
     torch.manual_seed(0)
     task = make()
     chain = profile_task(task, repeats=10, warmup=3)
     free = solve(chain, uniform(1, UNLIMITED), _config("off"))
-    for case in rest:
+    yield f"{name} loop", loop_row(task)
+    for case in (Run(name, *each) for each in RUNS):
         try:
-            row = run_row(case, task, chain, free, bandwidth)
+            yield case.key, run_row(case, task, chain, free, bandwidth)
         except PipeplanError as error:
-            row = {"refused": str(error)}
-        store.put(case.key, "row", row)
-        print(case.key, row, file=sys.stderr, flush=True)
+            yield case.key, {"refused": str(error)}
 
 
-def _measure_modules(store: Store, name: str, make: Callable[[], Task]) -> None:
-    if f"module {name}" in store.rows:
-        return
-    torch.manual_seed(0)
-    found = {}
-    for key, row in module_rows(make(), (0.0, 0.5)):
-        found[key] = row
-        print(name, key, row, file=sys.stderr, flush=True)
-    store.rows[f"module {name}"] = found
-    store.put(f"module {name}", "machine", facts())
+def page(found: dict[str, Any]) -> Iterator[str]:
+    """Runs, then modules."""
+    machine = found["machine"]["facts"]
+    yield "# On one GPU"
+    yield (
+        "The command `python -m benchmarks.on_gpu` profiles each task on the GPU, plans it for"
+        " several sizes of memory, and trains the plans in one process on one thread; then it"
+        " calls modules of `rematerialize` beside torch's own `checkpoint` of every block. Times"
+        " are the best of several steps, the GPU idle before and behind."
+        f" {machine['gpu']}, torch {machine['torch']}, one measurement; copies to the host:"
+        f" {machine['host_bytes_per_s'] / 1e9:.1f} GB/s. Rows that are missing have not been"
+        " measured yet."
+    )
+    yield "## Plans"
+    yield (
+        f"{MICROBATCHES} micro-batches a step, `flush`, {LIMIT_S:g} s of planning. `memory`: what"
+        " the plan may use beside states, of what one that keeps everything takes. `host`: tensors"
+        " may wait there. `peak`: GiB that the plan says. `tensors`: bytes measured in the second"
+        " step, storage by storage, less the plan's. `allocated` and `reserved`: the most that"
+        " torch's allocator says, over the plan's peak. `step`: ms that the plan says, and that"
+        " the run takes. `loop`: ms of the plain loop, which keeps everything."
+    )
+    yield table(RUN_HEAD, [_run_cells(found, case) for case in _known_runs(found)])
+    yield "## Modules"
+    yield (
+        "A forward and its backward. `bytes`: GiB beside weights and gradients, planned and"
+        " measured (what tensors and kernels asked torch's allocator for). `step`: ms that the"
+        " plan's rehearsal told, and measured. Budgets: what `checkpoint` takes (0), and half of"
+        " what the plain module takes more (0.5)."
+    )
+    yield table(MODULE_HEAD, list(_module_rows_of(found)))
+
+
+RUN_HEAD = (
+    "task", "memory", "host", "peak", "tensors", "allocated", "reserved", "step, plan",
+    "step, run", "loop",
+)  # fmt: skip
+MODULE_HEAD = ("task", "way", "budget", "bytes, plan", "bytes", "step, told", "step")
+
+
+def _known_runs(found: dict[str, Any]) -> Iterator[Run]:
+    every = (Run(name, *each) for name in TASKS for each in RUNS)
+    return (case for case in every if "peak" in found.get(case.key, {}).get("row", {}))
+
+
+def _run_cells(found: dict[str, Any], case: Run) -> tuple[str, ...]:
+    row, loop = found[case.key]["row"], found[f"{case.task} loop"]["row"]
+    return (
+        TASKS[case.task],
+        f"{case.share:.0%}",
+        "yes" if case.offload else "",
+        f"{row['peak'] / 2**30:.2f}",
+        f"{row['live'] - row['peak']:+d}",
+        f"{row['allocated'] / row['peak']:.3f}",
+        f"{row['reserved'] / row['peak']:.3f}",
+        f"{row['step_ns'] / 1e6:.0f}",
+        f"{row['measured_ns'] / 1e6:.0f}",
+        f"{loop['measured_ns'] / 1e6:.0f}",
+    )
+
+
+def _module_rows_of(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name in TASKS:
+        ways = [(way, f"{share:g}") for share in SHARES for way in WAYS[name]]
+        for way, share in (("plain", ""), ("checkpoint", ""), *ways):
+            row = found.get(f"{name} module {way} {share}".strip(), {}).get("row", {})
+            if "measured_ns" in row:
+                yield (
+                    TASKS[name],
+                    f"`{way}`" if share else way,
+                    share,
+                    f"{row['planned_bytes'] / 2**30:.3f}" if share else "",
+                    f"{row['bytes'] / 2**30:.3f}",
+                    f"{row['planned_ns'] / 1e6:.0f}" if share else "",
+                    f"{row['measured_ns'] / 1e6:.0f}",
+                )
 
 
 def main() -> int:
@@ -279,6 +391,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="small models")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
     args = parser.parse_args()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     measure(Store(args.out), args.small)
     return 0
 

@@ -83,7 +83,7 @@ def node_flops(node: fx.Node) -> int:
     target = node.target
     if not isinstance(target, OpOverload) or target.is_view or _CHEAP & set(target.tags):
         return 0
-    if returns_argument(node):
+    if returns_argument(node):  # a change in place is no product of matrices
         return 0
     values = node_tensors(node)
     if not values or not hasattr(values[0], "fake_mode"):
@@ -99,7 +99,8 @@ def node_flops(node: fx.Node) -> int:
     return counter.get_total_flops()
 
 
-_CHEAP = {torch.Tag.pointwise, torch.Tag.reduction}
+_CHEAP = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
+"""Operations that are not looked at; older torch has no tag for reductions."""
 
 
 def returns_argument(node: fx.Node) -> bool:
