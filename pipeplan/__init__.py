@@ -39,4 +39,10 @@ def __getattr__(name: str) -> object:
     """Import what is asked for only then: planning needs no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except AttributeError as error:  # Python would say that there is no such name
+        raise ImportError(
+            f"pipeplan.{name}: a package lacks something ({error}), which its version may be too"
+            " old for. Install pipeplan again, with pip, so that it checks them."
+        ) from error

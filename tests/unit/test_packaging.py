@@ -133,3 +133,14 @@ assert main(["report", {run!r}, "--html", {run + ".html"!r}]) == 0
     assert "flush: step" in done.stdout
     assert (tmp_path / "run" / "model.pt").is_file()
     assert "plan over run" in (tmp_path / "run.html").read_text()
+
+
+def test_a_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own message is that `pipeplan` has no such name."""
+
+    def old(_: str) -> object:
+        raise AttributeError("type object 'Tag' has no attribute 'inplace'")
+
+    monkeypatch.setattr(pipeplan.importlib, "import_module", old)
+    with pytest.raises(ImportError, match="Pipeline: a package lacks something"):
+        pipeplan.Pipeline  # noqa: B018
