@@ -4,8 +4,8 @@
 carried messages, and `exact` where losses and weights are bit-equal, or how they differ. RANKS
 counts those of all replicas; with VISIBLE `one` each rank sees one GPU. DEVICE cpu runs the same
 without a GPU, to test this file.
-TASK is `train`, or `kill`: the last rank dies before its second step; the others print how they
-end.
+TASK is `train`, or `recompute` or `offload`: a small GPT-2 within scarce memory, on one rank; or
+`kill`: the last rank dies before its second step; the others print how they end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from torch.distributed import TCPStore
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from pipeplan import Pipeline
-from pipeplan.capture import split
+from pipeplan import Pipeline, tasks
+from pipeplan.capture import profile_task, split
 from pipeplan.capture.tensor_distance import largest_difference
+from pipeplan.cluster import Host, uniform
 from pipeplan.errors import RankError
-from pipeplan.plan import Semantics
+from pipeplan.plan import OpKind, Semantics
+from pipeplan.planner import Config, solve
 from pipeplan.runtime.transport.backend import Machine, Wanted, take_gpu
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.task import Task
@@ -41,6 +43,8 @@ from pipeplan.testing import reference
 from tests import launch_task, pipelines
 
 STEPS = 4
+SCARCE = {"recompute": 0.7, "offload": 0.7}
+"""Memory, of what a plan that keeps everything takes."""
 
 
 def task(device: str) -> Task:
@@ -94,6 +98,44 @@ def trained(
     return carrier, _compared(list(zip(heard, means, strict=True)), pairs)
 
 
+def small(device: str) -> Task:
+    """GPT-2 whose first weights are always the same."""
+    torch.manual_seed(0)
+    made = tasks.gpt2(0)
+    assert isinstance(made.model, nn.Module)
+    return replace(made, model=made.model.to(device))
+
+
+def scarce(device: str, semantics: Semantics, kind: str) -> tuple[str, str]:
+    """GPT-2 in memory so scarce that its plan does what `kind` says."""
+    chain = profile_task(small(device), repeats=1, warmup=0)
+    host = Host(memory_bytes=2**40, bandwidth_bytes_per_s=10**12)
+    config = Config(
+        semantics=semantics,
+        microbatches=4,
+        k=1,
+        recompute="off" if kind == "offload" else "auto",
+        offload="off" if kind == "recompute" else "auto",
+        time_limit_s=5,
+        deterministic=True,
+    )
+    free = solve(chain, uniform(1, 2**40), replace(config, recompute="off", offload="off"))
+    cluster = uniform(1, round(SCARCE[kind] * free.memory[0].peak_bytes))
+    cluster = cluster.model_copy(update={"host": None if kind == "recompute" else host})
+    plan = solve(chain, cluster, config)
+    remats = [stage.remat for stage in plan.stages if stage.remat]
+    assert any(each.recompute or each.programs for each in remats) == (kind != "offload")
+    assert any(op.kind is OpKind.OFFLOAD for op in plan.ops) == (kind != "recompute")
+    with Pipeline(small(device), plan, seed=0) as pipeline:
+        losses = pipeline.run(STEPS)
+        weights = pipeline.state_dict()
+    alone = small(device)
+    expected = reference.train(semantics, split(alone), alone, STEPS, 4, 0)
+    means = [sum(expected.losses[i : i + 4]) / 4 for i in range(0, STEPS * 4, 4)]
+    pairs = [(weights[f"model.{name}"], value) for name, value in expected.weights.items()]
+    return kind, _compared(list(zip(losses, means, strict=True)), pairs)
+
+
 def _compared(losses: list[tuple[float, float]], weights: list[tuple[Tensor, Tensor]]) -> str:
     """`exact`, or what differs."""
     other = [step for step, (mine, alone) in enumerate(losses) if mine != alone]
@@ -144,6 +186,9 @@ def work(rank: int, words: list[str], port: int) -> None:
     take_gpu(TorchrunEnv.of(os.environ), Machine.here())
     if name == "kill":
         killed(rank, int(ranks), device, backend)  # type: ignore[arg-type]
+        return
+    if name in SCARCE:
+        print(*scarce(device, semantics, name), flush=True)  # type: ignore[arg-type]
         return
     carrier, found = trained(
         device,

@@ -53,6 +53,14 @@ def test_a_rank_alone(semantics: str) -> None:
     exact("LocalTransport", "auto", 1, semantics)
 
 
+@pytest.mark.parametrize("kind", ["recompute", "offload"])
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_scarce_memory(semantics: str, kind: str) -> None:
+    """What is computed again, or waits on the host, has the bits of one process."""
+    words = ("auto", "1", semantics, "cuda", "1", kind)
+    assert printed(SCRIPT, *words, timeout_s=500) == [f"{kind} exact"]
+
+
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 def test_replicas_that_share_gpus_over_gloo(semantics: str) -> None:
     """Two replicas of two ranks: averages through the host."""
