@@ -40,7 +40,7 @@ class TextLog(Callback):
             f"  norm {step.gradient_norm:.4g}"
             f"  lr {'..'.join(dict.fromkeys((rates[0], rates[-1]))) if rates else '-'}"
             f"  period {period}  {step.units_per_s:.1f} {self._unit}s/s"
-            f"  memory {format_bytes(step.memory_bytes)}",
+            f"  {_memory(step)}",
             file=sys.stderr,
             flush=True,
         )
@@ -51,6 +51,13 @@ class TextLog(Callback):
         told = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         best = "  (best so far)" if result.best else ""
         print(f"validated step {result.step}  {told}{best}", file=sys.stderr, flush=True)
+
+
+def _memory(step: StepMetrics) -> str:
+    """Of the GPU, where one computes; else of the process."""
+    if step.allocated_bytes is None:
+        return f"memory {format_bytes(step.memory_bytes)}"
+    return f"GPU memory {format_bytes(step.allocated_bytes)}"
 
 
 class JsonLog(Callback):
