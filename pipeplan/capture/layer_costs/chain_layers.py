@@ -96,9 +96,10 @@ def chain_layers(model: SplitModel, costs: Sequence[LayerCost], task: Task) -> t
     mine = owned_parameters(model, task)
     gradients = _gradients(model, task, mine)
     rides = riding_tensors([cost.size.carried for cost in costs])
+    sizes = [cost.size for cost in costs]
     costs = [
-        replace(cost, size=_apart(cost.size, before.size if before else None))
-        for before, cost in zip((None, *costs), costs, strict=False)
+        replace(cost, size=_holding(_apart(cost.size, before), before))
+        for before, cost in zip((None, *sizes), costs, strict=False)
     ]
     return tuple(
         _layer(model, index, mine[index], gradients[index], cost).model_copy(
@@ -129,6 +130,17 @@ def _apart(size: LayerBytes, before: LayerBytes | None) -> LayerBytes:
     more = min(theirs, mine)
     split = size.split and replace(size.split, saved=size.split.saved + more)
     return replace(size, saved=size.saved + more, split=split) if more else size
+
+
+def _holding(size: LayerBytes, before: LayerBytes | None) -> LayerBytes:
+    """A layer's bytes, whose forward holds all that it keeps, as a chain demands.
+
+    A parameter that a layer returns is counted as its output, and takes no bytes beside states.
+    """
+    there = before.output if before else size.saved_input
+    kept = max(size.saved_input, before.saved_output if before else 0) + size.saved_output
+    least = kept - there - size.output
+    return replace(size, forward_workspace=max(size.forward_workspace, least))
 
 
 def riding_tensors(layers: Sequence[Carried]) -> list[tuple[RidingTensor, ...]]:

@@ -19,7 +19,7 @@ from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.split_model import SplitModel, TensorSpec
 from pipeplan.task import Task
-from tests.capture_tasks import conv, gpt2, mlp, skips, transformer
+from tests.capture_tasks import conv, gpt2, mlp, rows, sgd, skips, transformer
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,38 @@ def test_stage_holds_what_the_chain_predicts(make: Callable[[], Task], count: in
         assert got == predicted(chain, first, last, count), (first, last)
 
 
+class GivesItsWeight(nn.Module):
+    """Returns a parameter of its own that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(40, 60))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value.relu(), self.weight
+
+
+class TakesWeight(nn.Module):
+    """Uses it, or does not."""
+
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        self.uses = uses
+
+    def forward(self, value: Tensor, weight: Tensor) -> Tensor:
+        return value * weight.mean() if self.uses else value * 1
+
+
+def giving(*, uses: bool) -> Task:
+    """A list of layers, the second of which hands its weight on."""
+    layers = [nn.Linear(6, 6), GivesItsWeight(), TakesWeight(uses), nn.Linear(6, 3)]
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        return rows(number, 4, 6), rows(number + 1, 4, 3)
+
+    return Task(model=layers, loss=functional.mse_loss, optimizer=sgd, data=data)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_passed_through_tensors_are_never_missed(count: int) -> None:
     """Tensors that pass through layers unchanged are counted at both boundaries, never at none.
@@ -180,6 +212,18 @@ def test_passed_through_tensors_are_never_missed(count: int) -> None:
         got = measured(task, model, first, last, count)
         want = predicted(chain, first, last, count)
         assert got.kept == want.kept
+        assert got.forward_peak <= want.forward_peak
+        assert got.backward_peak <= want.backward_peak
+
+
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_weight_that_a_layer_hands_on_is_never_missed(uses: bool) -> None:
+    """It counts as a tensor of the boundary, though a stage of both layers has it once."""
+    task, model, chain = profiled(functools.partial(giving, uses=uses))
+    for first, last in spans(len(model.layers)):
+        got = measured(task, model, first, last, 2)
+        want = predicted(chain, first, last, 2)
+        assert got.kept <= want.kept
         assert got.forward_peak <= want.forward_peak
         assert got.backward_peak <= want.backward_peak
 
