@@ -4,9 +4,9 @@
 
 Runs: a task is profiled on the GPU and planned for several sizes of memory, each plan is trained.
 Modules: `rematerialize` within the memory that `torch.utils.checkpoint` of every block takes, and
-within less. Times are the best of several steps by the wall clock, the GPU idle before and behind.
-What the file has is not measured again. `--small` does the same with small models, on a processor
-too, to try the benchmark out.
+with half of what the plain module takes more. Times are the best of several steps by the wall
+clock, the GPU idle before and behind. What the file has is not measured again. `--small` does the
+same with small models, on a processor too, to try the benchmark out.
 """
 
 from __future__ import annotations

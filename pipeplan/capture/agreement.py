@@ -83,6 +83,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
             worst, furthest = max((worst, furthest), (relative, number))
             reached.update(expected.gradients)
             zeros.update(got.gradients)
+            del expected, got  # as many bytes as the model has, twice
         repeats = (
             not worst
             or model.compile is not None
