@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture.tensor_distance import largest_size, relative_difference
+from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.operators.captured import Captured
 from pipeplan.operators.executor import ProgramPass
 from pipeplan.operators.flat_module import TensorTree, states_for_trial, states_of
@@ -29,8 +30,8 @@ _Step = Callable[[nn.Module, Captured, list[Tensor | None]], _Found]
 def check_agreement(module: nn.Module, captured: Captured) -> None:
     """Runs a forward and its backward of both with the captured inputs; all is left as it was.
 
-    A module that does not repeat its own bits (kernels of a GPU may add up in any order) has to be
-    met but for rounding.
+    A module that does not repeat its own bits on a GPU, whose kernels may add up in any order, has
+    to be met but for rounding.
 
     Args:
         module: what was captured, with real tensors.
@@ -42,18 +43,25 @@ def check_agreement(module: nn.Module, captured: Captured) -> None:
     gradients = _gradients(captured)
 
     def ran(step: _Step) -> _Found:
-        with kept_generators():
+        with kept_generators(), restored([module]):
             return step(module, captured, gradients)
 
     mine, theirs = ran(_by_operators), ran(_by_module)
     if not (wrong := _different(mine, theirs)):
         return
-    if _different(ran(_by_module), theirs) and not (wrong := _far(mine, theirs)):
+    if _adds_up_in_any_order(captured.device) and _different(ran(_by_module), theirs):
+        wrong = _far(mine, theirs)
+    if not wrong:
         return
     raise UncapturableError(
         f"{wrong[0]}: the graph gives other bits than the module: it does something that is"
         " not the same in each call, or that torch's tracer does not see"
     )
+
+
+def _adds_up_in_any_order(device: torch.device) -> bool:
+    """Whether kernels may: then equal calls may give other bits."""
+    return device.type != "cpu"
 
 
 def _different(mine: _Found, theirs: _Found) -> list[str]:
@@ -63,21 +71,28 @@ def _different(mine: _Found, theirs: _Found) -> list[str]:
 
 def _far(mine: _Found, theirs: _Found) -> list[str]:
     """Names of what differs by more than rounding."""
-    sizes = [largest_size(x) for name, x in theirs.items() if "gradient" in name and x is not None]
+    slopes = {name for name in theirs if name.startswith("gradient of ")}
+    sizes = [largest_size(x) for name, x in theirs.items() if name in slopes and x is not None]
     steepest = max(sizes, default=0.0)
     return [
         name
         for name, expected in theirs.items()
-        if _distance(mine[name], expected, steepest) > _unit(expected) ** 0.5
+        if _distance(mine[name], expected, steepest if name in slopes else 0.0)
+        > _unit(expected) ** 0.5
     ]
 
 
-def _distance(mine: Tensor | None, theirs: Tensor | None, steepest: float) -> float:
+def _distance(mine: Tensor | None, theirs: Tensor | None, scale: float) -> float:
+    """As `relative_difference`; infinite where what is no number lies elsewhere."""
     if _equal(mine, theirs):
         return 0.0
-    if mine is None or theirs is None or mine.dtype != theirs.dtype:
+    if mine is None or theirs is None or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return float("inf")
-    return relative_difference(theirs, mine, _unit(theirs), steepest)
+    finite = theirs.isfinite()
+    if not _equal(mine.masked_fill(finite, 0), theirs.masked_fill(finite, 0)):
+        return float("inf")
+    expected, got = (each.masked_fill(~finite, 0) for each in (theirs, mine))
+    return relative_difference(expected, got, _unit(theirs), scale)
 
 
 def _unit(tensor: Tensor | None) -> float:

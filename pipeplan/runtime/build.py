@@ -137,7 +137,7 @@ def build(
     layout = NormLayout(plan.stages, split, task.accumulate)
     decisions = None
     if ownership.deferred:
-        reading = nonfinite, ahead.read, device
+        reading = nonfinite, ahead.read, device if device.type == "cuda" else None
         decisions = StepDecisions(layout, transport, task.clip_norm, scaler, first_tag, *reading)
     reporting = None
     if reports:

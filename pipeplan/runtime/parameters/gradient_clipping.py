@@ -1,7 +1,8 @@
 """What an update needs to know of all stages: how long the gradient is, whether it is finite.
 
 Each rank sends the norms of its own parameters (`gradient_norms`) to every other rank, and all
-compute the same from the same numbers, so the result does not depend on the plan.
+compute the same from the same numbers, so on devices of one kind the result does not depend on the
+plan.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class StepDecision:
 
     skip: bool
     factor: Tensor | None
-    """Of all gradients; None where nothing is clipped."""
+    """Of all gradients, where these are; None where nothing is clipped."""
     norm: Tensor
-    """Of the gradient before clipping, on the host."""
+    """Of the gradient before clipping: where `factor` is, else on the host. It is not read."""
 
 
 class LossScaler:
@@ -121,7 +122,7 @@ class StepDecisions:
             tag: of the messages, which nothing else uses.
             nonfinite: hears of norms.
             read: brings numbers to the host.
-            device: of the gradients; None for the processor.
+            device: of the gradients, where it is a GPU.
         """
         self._read = read
         self._device = device
@@ -197,11 +198,12 @@ class StepDecisions:
         if self.scaler:
             self.scaler.record(step, finite=finite)
         own = {rank: row[1:] for rank, row in rows.items()}
-        norm = self._read(self._layout.total(own, self._device))
+        known = self._layout.total(own)
         if self._clip is None or not finite:
-            return StepDecision(not finite, None, norm)
-        if self._nonfinite and not norm.isfinite():
+            return StepDecision(not finite, None, known)
+        if self._nonfinite and not known.isfinite():
             self._nonfinite(step, self._wrong(rows))
+        norm = known if self._device is None else self._layout.total(own, self._device)
         factor = torch.clamp(self._clip / (norm + _EPSILON), max=1.0)
         return StepDecision(False, factor, norm)
 

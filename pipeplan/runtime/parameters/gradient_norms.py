@@ -58,15 +58,15 @@ class NormLayout:
         Args:
             rows: of each rank that hosts any, the norms of its parameters by ascending place;
                 float64, on the host.
-            device: where it is computed and stays, not read. A GPU adds in another order than
-                the host, so the bits are those of `clip_grad_norm_` where the gradients are.
+            device: a GPU that computes and keeps it; None for the host. A GPU adds in another
+                order, so the bits are those of `clip_grad_norm_` where the gradients are.
         """
         values = torch.empty(len(self.dtypes), dtype=torch.float64)
         for rank, row in rows.items():
             values[self.ranks[rank]] = row
         kinds = [values[places].to(dtype) for dtype, places in self._kinds]
         joined = torch.cat(kinds) if kinds else values
-        if device is not None and device.type == "cuda":
+        if device is not None:
             joined = joined.pin_memory().to(device, non_blocking=True)
         norm: Tensor = torch.linalg.vector_norm(joined)
         return norm
@@ -77,6 +77,8 @@ def norms_of(gradients: list[Tensor]) -> Tensor:
 
     Found as torch's `clip_grad_norm_` finds them, those of one dtype together, and not read.
     """
+    if len({each.dtype for each in gradients}) == 1:
+        return torch.stack(torch._foreach_norm(gradients)).double()  # noqa: SLF001
     found: list[Tensor] = [torch.empty(0)] * len(gradients)
     for _, places in _kinds([each.dtype for each in gradients]):
         norms = torch._foreach_norm([gradients[place] for place in places])  # noqa: SLF001

@@ -46,8 +46,9 @@ class _RankReport:
     """What this rank knows of a step, stage by stage."""
 
     stages: list[_StageReport] = field(default_factory=list)
-    norm: float | None = None
-    """Of the whole gradient, where it is known from clipping."""
+    norm: Tensor | None = None
+    """Of the whole gradient, on the host once `there` has come; None where nothing clips."""
+    there: Any = None
 
 
 class StepReports:
@@ -109,7 +110,7 @@ class StepReports:
             report = self._open.setdefault(step, _RankReport())
             report.stages.append(_StageReport(found, norms, there, weights.learning_rates()))
             if decision is not None:
-                report.norm = float(decision.norm)
+                report.norm, report.there = _to_host(decision.norm)
 
     def reach(self, stage: int, step: int) -> None:
         """Say that `stage` begins a forward of `step`."""
@@ -155,10 +156,12 @@ class StepReports:
         for rank, message in pending:
             wait_for(rank, [message])
         rates = {rate for row in rows.values() for rate in row[1].tolist()}
+        if report.there is not None:
+            self._settle(report.there)
         norm = report.norm
         if norm is None:
-            norm = float(self._layout.total({rank: row[0] for rank, row in rows.items()}))
-        return norm, tuple(sorted((x for x in rates if not math.isnan(x)), reverse=True))
+            norm = self._layout.total({rank: row[0] for rank, row in rows.items()})
+        return float(norm), tuple(sorted((x for x in rates if not math.isnan(x)), reverse=True))
 
     def _row(self, report: _RankReport) -> Tensor:
         """Norms and learning rates of this rank's parameters by ascending place; float64."""

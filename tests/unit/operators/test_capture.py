@@ -261,11 +261,47 @@ def test_what_the_tracer_does_not_see_is_found_by_a_run(
         check_agreement(module, captured)
 
 
-@pytest.mark.parametrize(("size", "fits"), [(1e-7, True), (1e-2, False)])
+class Drifts(nn.Module):
+    """Says a little more with each call: no rounding, but a graph has what it said once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        made: Tensor = self.body(value)
+        return made * (1 + 1e-5 * self.calls)
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_a_small_drift_is_no_rounding(any_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where kernels may add up in any order: with the same count the module repeats itself."""
+    module = Drifts()
+    captured = capture(module, torch.ones(2, 4))
+    module(torch.ones(2, 4))
+    monkeypatch.setattr(rehearsal_agreement, "_adds_up_in_any_order", lambda _: any_order)
+    with pytest.raises(UncapturableError, match="other bits than the module"):
+        check_agreement(module, captured)
+
+
+@pytest.mark.parametrize(
+    ("size", "any_order", "masks", "fits"),
+    [
+        (1e-7, True, False, True),
+        (1e-7, True, True, True),
+        (1e-7, False, False, False),
+        (1e-2, True, False, False),
+    ],
+)
 def test_a_module_that_does_not_repeat_its_bits_is_met_but_for_rounding(
-    size: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+    size: float, any_order: bool, masks: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, whose kernels may add up in any order; nothing else is let through."""
+    """As on a GPU, whose kernels may add up in any order; nothing else is let through.
+
+    Numbers that are none are in their places.
+    """
+    monkeypatch.setattr(rehearsal_agreement, "_adds_up_in_any_order", lambda _: any_order)
     chosen = model("resnet")
     captured = capture(chosen.module, *chosen.args)
     plain = rehearsal_agreement._by_module
@@ -274,8 +310,19 @@ def test_a_module_that_does_not_repeat_its_bits_is_met_but_for_rounding(
     def noisy(*given: Any) -> dict[str, Tensor | None]:
         noise, found = 1 + size * next(runs), plain(*given)
         floats = {n: x for n, x in found.items() if x is not None and x.is_floating_point()}
-        return found | {name: each * noise for name, each in floats.items()}
+        return masked(found | {name: each * noise for name, each in floats.items()})
 
+    def masked(found: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        output = found["output 0"]
+        assert output is not None
+        holes = torch.zeros_like(output, dtype=torch.bool)
+        holes.view(-1)[0] = masks
+        return found | {"output 0": output.masked_fill(holes, -torch.inf)}
+
+    by_operators = rehearsal_agreement._by_operators
+    monkeypatch.setattr(
+        rehearsal_agreement, "_by_operators", lambda *given: masked(by_operators(*given))
+    )
     monkeypatch.setattr(rehearsal_agreement, "_by_module", noisy)
     fails = pytest.raises(UncapturableError, match="other bits than the module")
     with nullcontext() if fits else fails:
