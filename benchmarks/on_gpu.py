@@ -5,7 +5,8 @@
 Runs: a task is profiled on the GPU and planned for several sizes of memory, each plan is trained.
 Modules: `rematerialize` within the memory that `torch.utils.checkpoint` of every block takes, and
 with half of what the plain module takes more. Times are the best of several steps by the wall
-clock, the GPU idle before and behind. What the file has is not measured again. `--small` does the
+clock, the GPU idle before and behind: of runs and the plain loop the median of rounds of several
+steps. A part of a task (runs, modules) that the file has is not measured again. `--small` does the
 same with small models, on a processor too, to try the benchmark out.
 """
 
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -120,8 +122,8 @@ def loop_row(task: Task) -> dict[str, Any]:
     for _ in range(2):
         step()
     _reset()
-    times = [_timed(step) for _ in range(ROUNDS * STEPS)]
-    return {"measured_ns": min(times), "all_ns": times, **_allocated()}
+    times = _rounds(lambda: [step() for _ in range(STEPS)])
+    return {"measured_ns": round(median(times)), "all_ns": times, **_allocated()}
 
 
 def run_row(case: Run, task: Task, chain: Chain, free: Plan, bandwidth: int) -> dict[str, Any]:
@@ -139,11 +141,11 @@ def run_row(case: Run, task: Task, chain: Chain, free: Plan, bandwidth: int) -> 
         pipeline.run(2)
         report = pipeline.memory()
         _reset()
-        times = [_timed(lambda: pipeline.run(STEPS)) // STEPS for _ in range(ROUNDS)]
+        times = _rounds(lambda: pipeline.run(STEPS))
         found |= _allocated()
     if report is not None and report.measured[0] is not None:
         found["live"] = report.measured[0].peak.size
-    return found | {"measured_ns": min(times), "all_ns": times}
+    return found | {"measured_ns": round(median(times)), "all_ns": times}
 
 
 def _config(offload: Any) -> Config:
@@ -229,6 +231,11 @@ def _called(module: nn.Module, task: Task, pair: tuple[Tensor, ...]) -> dict[str
     return {"bytes": held, "measured_ns": min(_timed(step) for _ in range(12))}
 
 
+def _rounds(steps: Callable[[], object]) -> list[int]:
+    """Time of a step, the mean of each round."""
+    return [_timed(steps) // STEPS for _ in range(ROUNDS)]
+
+
 def _timed(work: Callable[[], object]) -> int:
     _wait()
     begin = time.perf_counter_ns()
@@ -273,7 +280,11 @@ def facts() -> dict[str, Any]:
 def measure(store: Store, small: bool) -> None:
     """All that the file lacks."""
     bandwidth = measured_bandwidth(DEVICE)
-    store.put("machine", "facts", facts() | {"host_bytes_per_s": bandwidth})
+    here = facts()
+    known = store.rows.get("machine", {}).get("facts", here)
+    if {name: known.get(name) for name in here} != here:
+        sys.exit(f"--out: got a file of {known}, need one of {here}. Name another file.")
+    store.put("machine", "facts", here | {"host_bytes_per_s": bandwidth})
 
     def keep(key: str, row: dict[str, Any]) -> None:
         store.put(key, "row", row)
@@ -313,7 +324,8 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         "The command `python -m benchmarks.on_gpu` profiles each task on the GPU, plans it for"
         " several sizes of memory, and trains the plans in one process on one thread; then it"
         " calls modules of `rematerialize` beside torch's own `checkpoint` of every block. Times"
-        " are the best of several steps, the GPU idle before and behind."
+        f" of runs are medians of {ROUNDS} rounds of {STEPS} steps, those of modules the best of"
+        " 12 calls, the GPU idle before and behind each. `CUBLAS_WORKSPACE_CONFIG` is :4096:8."
         f" {machine['gpu']}, torch {machine['torch']}, one measurement; copies to the host:"
         f" {machine['host_bytes_per_s'] / 1e9:.1f} GB/s. Rows that are missing have not been"
         " measured yet."
@@ -325,7 +337,8 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         " may wait there. `peak`: GiB that the plan says. `tensors`: bytes measured in the second"
         " step, storage by storage, less the plan's. `allocated` and `reserved`: the most that"
         " torch's allocator says, over the plan's peak. `step`: ms that the plan says, and that"
-        " the run takes. `loop`: ms of the plain loop, which keeps everything."
+        " the run takes, in brackets the least and the largest round. `loop`: ms of a plain loop,"
+        " which keeps everything and updates parameter by parameter."
     )
     yield table(RUN_HEAD, [_run_cells(found, case) for case in _known_runs(found)])
     yield "## Modules"
@@ -352,6 +365,7 @@ def _known_runs(found: dict[str, Any]) -> Iterator[Run]:
 
 def _run_cells(found: dict[str, Any], case: Run) -> tuple[str, ...]:
     row, loop = found[case.key]["row"], found[f"{case.task} loop"]["row"]
+    rounds = row["all_ns"]
     return (
         TASKS[case.task],
         f"{case.share:.0%}",
@@ -361,7 +375,7 @@ def _run_cells(found: dict[str, Any], case: Run) -> tuple[str, ...]:
         f"{row['allocated'] / row['peak']:.3f}",
         f"{row['reserved'] / row['peak']:.3f}",
         f"{row['step_ns'] / 1e6:.0f}",
-        f"{row['measured_ns'] / 1e6:.0f}",
+        f"{row['measured_ns'] / 1e6:.0f} ({min(rounds) / 1e6:.0f} to {max(rounds) / 1e6:.0f})",
         f"{loop['measured_ns'] / 1e6:.0f}",
     )
 

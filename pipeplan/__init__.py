@@ -41,8 +41,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
     try:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    except AttributeError as error:  # Python would say that there is no such name
+    except AttributeError as error:  # Python would say that `pipeplan` has no such name
         raise ImportError(
-            f"pipeplan.{name}: a package lacks something ({error}), which its version may be too"
-            " old for. Install pipeplan again, with pip, so that it checks them."
+            f"pipeplan.{name}: cannot be imported: {error}. It needs torch 2.11 or newer."
         ) from error

@@ -1,6 +1,6 @@
 """The one door to torch's tracer of joint graphs, which is private: forward and backward as one.
 
-`aot_export_joint_with_descriptors` (torch 2.8 and later) runs the module and autograd on tensors
+`aot_export_joint_with_descriptors` runs the module and autograd on tensors
 without memory and writes down every operator, without decompositions, so that the kernels of the
 tensors' own device remain. What its arguments and results mean is told by descriptors.
 """

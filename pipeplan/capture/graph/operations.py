@@ -83,7 +83,7 @@ def node_flops(node: fx.Node) -> int:
     target = node.target
     if not isinstance(target, OpOverload) or target.is_view or _CHEAP & set(target.tags):
         return 0
-    if returns_argument(node):  # a change in place is no product of matrices
+    if returns_argument(node):  # torch counts none of those that change their first argument
         return 0
     values = node_tensors(node)
     if not values or not hasattr(values[0], "fake_mode"):

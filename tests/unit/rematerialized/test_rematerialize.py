@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan import rematerialize, tasks
+from pipeplan import pinned, rematerialize, tasks
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.host_copy import CopyEngine
 from pipeplan.livebytes import peak_bytes
+from pipeplan.pinned import PinnedPool
 from pipeplan.remat import DeviceOpKind, HostLink, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
@@ -138,6 +140,39 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
 def host_workers() -> list[str]:
     """The threads that copy."""
     return [each.name for each in threading.enumerate() if each.name.startswith("pipeplan-host")]
+
+
+def test_the_rehearsal_and_the_module_share_blocks_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU a block is page-locked at its first use, which takes longer than its copy."""
+    asked: list[int] = []
+    make = PinnedPool.empty_like
+
+    def counted(pool: PinnedPool, part: Tensor) -> Tensor:
+        asked.append(id(pool))
+        return make(pool, part)
+
+    def buffer(way: CopyEngine, part: Tensor) -> Tensor:
+        return way._pinned.empty_like(part)
+
+    monkeypatch.setattr(CopyEngine, "_buffer", buffer)
+    monkeypatch.setattr(PinnedPool, "empty_like", counted)
+    monkeypatch.setattr(pinned, "_register", lambda *_: None)
+    monkeypatch.setattr(pinned, "_unregister", lambda _: None)
+    task = tiny("gpt2")
+    options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1TB/s"}
+    options |= {"method": "layers"}
+    plain, pair = task.model, task.microbatch(0)
+    assert isinstance(plain, nn.Module)
+    free = rematerialize(plain, pair, "1TiB", **options)
+    budget = budgets(free.rematerialization_costs, HostLink(10**12), 4)[1]
+    module = rematerialize(plain, pair, budget, **options)
+    rehearsed = len(asked)
+    assert rehearsed
+    trained(module, task)
+    assert len(asked) > rehearsed
+    assert len(set(asked)) == 1
 
 
 def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPatch) -> None:

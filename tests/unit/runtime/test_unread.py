@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.plan import Plan
 from pipeplan.runtime import executor
 from pipeplan.runtime.losses import Losses
 from pipeplan.runtime.parameters.gradient_clipping import LossScaler, StepDecisions
-from pipeplan.runtime.parameters.gradient_norms import NormLayout
+from pipeplan.runtime.parameters.gradient_norms import NormLayout, norms_of
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.runtime.transport.host_staging import moved
 from pipeplan.task import LossScale
@@ -114,6 +115,24 @@ def test_norms_are_found_without_reading_them() -> None:
     (row,) = decisions._rows[0].values()
     norms = [torch.linalg.vector_norm(gradients[name]).double() for name in names]
     assert row.tolist() == [1.0, *(norm.item() for norm in norms)]
+
+
+def test_norms_of_one_dtype_are_found_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `clip_grad_norm_` finds them: on a GPU a list of several dtypes has other bits."""
+    asked: list[set[torch.dtype]] = []
+    find = torch._foreach_norm
+
+    def counted(tensors: list[Tensor]) -> Any:
+        asked.append({each.dtype for each in tensors})
+        return find(tensors)
+
+    monkeypatch.setattr(torch, "_foreach_norm", counted)
+    kinds = [torch.float32, torch.bfloat16, torch.float32, torch.float64]
+    gradients = [torch.full((3,), 1.0 + number).to(kind) for number, kind in enumerate(kinds)]
+    found = norms_of(gradients)
+    assert sorted(map(str, asked)) == sorted(str({kind}) for kind in set(kinds))
+    expected = [torch.linalg.vector_norm(gradient).double().item() for gradient in gradients]
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
