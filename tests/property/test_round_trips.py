@@ -43,6 +43,7 @@ YOUNGER: dict[str, Any] = {
     "split_backward": False,
     "agreement": None,
     "tolerance": None,
+    "repeats": True,
     "reserve_bytes": 0,
     "duplex": "full",
     "offload": [],
