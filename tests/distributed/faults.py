@@ -22,12 +22,10 @@ import resource
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # noqa: F401  what every rank would import for itself, slowly
-from torch.distributed import TCPStore
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -40,6 +38,7 @@ from pipeplan.program import Action
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from tests import launch_task  # noqa: F401
+from tests.forked import Meeting
 
 
 def strike(fault: dict[str, Any], moment: Any) -> None:
@@ -98,7 +97,7 @@ def _in_save(fault: dict[str, Any], number: int, moment: Any) -> None:
     FileSystemWriter.write_data = write_or_strike
 
 
-def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: str) -> None:
+def rank_main(rank: int, spec: dict[str, Any], meeting: Meeting, moment: Any, folder: str) -> None:
     """One rank."""
     for stream, name in ((1, "printed"), (2, "said")):
         with open(f"{folder}/{name}{rank}", "w") as file:
@@ -107,7 +106,7 @@ def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: s
         "RANK": str(rank),
         "WORLD_SIZE": str(spec["ranks"]),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(meeting.port()),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(spec.get("attempt", 0)),
     }
@@ -136,16 +135,13 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
     folder = spec["folder"]
     context = multiprocessing.get_context("fork")
     moment = context.Value("d", 0.0)
-    store = TCPStore(
-        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
-    )
+    meeting = Meeting()
     ranks = [
-        context.Process(target=rank_main, args=(rank, spec, store.port, moment, folder))
+        context.Process(target=rank_main, args=(rank, spec, meeting, moment, folder))
         for rank in range(spec["ranks"])
     ]
     begin = time.monotonic()
-    for process in ranks:
-        process.start()
+    meeting.start(ranks)
     ended: dict[int, float] = {}
     hung = spec["fault"]["rank"] if spec["fault"] and spec["fault"]["does"] == "hang" else None
     used: list[list[tuple[int, int, int]]] = [[] for _ in ranks]

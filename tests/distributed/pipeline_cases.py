@@ -33,6 +33,7 @@ from pipeplan.plan import Plan, Semantics
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from tests import launch_task, pipelines
+from tests.forked import Meeting
 
 GPUS, REPLICAS, STEPS = 2, 2, 3
 M = launch_task.MICROBATCHES
@@ -140,8 +141,9 @@ def pushers() -> int:
     return sum(thread.name == "send-thread" for thread in threading.enumerate())
 
 
-def work(rank: int, port: int, out: str) -> None:
+def work(rank: int, meeting: Meeting, out: str) -> None:
     """All cases of one rank."""
+    port = meeting.port()
     torch.set_num_threads(1)
     size = GPUS * REPLICAS
     os.environ |= {
@@ -188,15 +190,13 @@ def main() -> None:
     for make, semantics in EXPECTED:  # trained once, not by each rank
         expected_of(make, semantics)
     context = multiprocessing.get_context("fork")
-    patience = timedelta(seconds=60)
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+    meeting = Meeting()
     with TemporaryDirectory() as out:
         ranks = [
-            context.Process(target=work, args=(rank, store.port, out))
+            context.Process(target=work, args=(rank, meeting, out))
             for rank in range(GPUS * REPLICAS)
         ]
-        for rank in ranks:
-            rank.start()
+        meeting.start(ranks)
         for rank in ranks:
             rank.join()
     sys.exit(any(rank.exitcode for rank in ranks))

@@ -29,6 +29,7 @@ from pipeplan.plan import Semantics
 from pipeplan.runtime.transport import local_rendezvous
 from pipeplan.task import Task
 from tests import launch_task
+from tests.forked import Meeting
 
 GPUS, STEPS = 2, 4
 M = launch_task.MICROBATCHES
@@ -122,8 +123,9 @@ def one_leaves(rank: int) -> str:
     return recovers("flush")
 
 
-def work(rank: int, port: int, sockets: str) -> None:
+def work(rank: int, meeting: Meeting, sockets: str) -> None:
     """All cases of one rank."""
+    port = meeting.port()
     torch.set_num_threads(1)
     if sockets == "off":
         local_rendezvous.machine = lambda: None  # then nobody finds out who is on one machine
@@ -153,13 +155,9 @@ def main(sockets: str) -> None:
     """The store of all, and the ranks."""
     launch_task.plan(GPUS, "2bw")
     context = multiprocessing.get_context("fork")
-    patience = timedelta(seconds=60)
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-    ranks = [
-        context.Process(target=work, args=(rank, store.port, sockets)) for rank in range(GPUS)
-    ]
-    for rank in ranks:
-        rank.start()
+    meeting = Meeting()
+    ranks = [context.Process(target=work, args=(rank, meeting, sockets)) for rank in range(GPUS)]
+    meeting.start(ranks)
     for rank in ranks:
         rank.join()
     sys.exit(any(rank.exitcode for rank in ranks))
