@@ -6,12 +6,10 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from torch.distributed import TCPStore
+from pipeplan.launch.rank_store import RankStore
 
 Work = Callable[[int, int, str], None]
 """Of a rank: its number, the case, where the ranks meet."""
@@ -40,38 +38,13 @@ def run_ranks(work: Work, ranks: int, case: int, also_fine: Collection[int] = ()
         sys.exit(1)
 
 
-class Meeting:
-    """The store of forked ranks, which is made behind the forks.
-
-    A fork beside the store's thread may inherit a lock that nobody gives back: such a rank hangs.
-    """
-
-    def __init__(self) -> None:
-        self._ports = multiprocessing.get_context("fork").SimpleQueue()
-        self._store: TCPStore | None = None
-
-    def start(self, ranks: Sequence[BaseProcess]) -> None:
-        """Start processes, each of which asks for the port once; the store lives on here."""
-        for rank in ranks:
-            rank.start()
-        patience = timedelta(seconds=60)
-        self._store = TCPStore(
-            "127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False
-        )
-        for _ in ranks:
-            self._ports.put(self._store.port)
-
-    def port(self) -> int:
-        """Of the store, for a rank."""
-        return int(self._ports.get())
-
-
 def run_joined(work: Callable[[], None], ranks: int) -> None:
     """`work` on each rank, in the environment that torchrun gives its ranks.
 
     Ends this process with 1 if one ends otherwise than well.
     """
-    context, meeting = multiprocessing.get_context("fork"), Meeting()
+    context = multiprocessing.get_context("fork")
+    store = RankStore(context)
     environ = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
@@ -79,11 +52,11 @@ def run_joined(work: Callable[[], None], ranks: int) -> None:
     }
 
     def one(rank: int) -> None:
-        os.environ.update(environ, RANK=str(rank), MASTER_PORT=str(meeting.port()))
+        os.environ.update(environ, RANK=str(rank), MASTER_PORT=str(store.port()))
         work()
 
     processes = [context.Process(target=one, args=(rank,)) for rank in range(ranks)]
-    meeting.start(processes)
+    store.start(processes)
     for process in processes:
         process.join()
     if any(process.exitcode for process in processes):

@@ -15,26 +15,25 @@ blocks of its tensors come and go. What is timed while it trains has fresh ones.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from multiprocessing import connection
-from multiprocessing.context import ForkProcess, SpawnProcess
+from multiprocessing.context import BaseContext, ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 
 import torch._dynamo  # what a rank imports late
 import torch.distributed.checkpoint.filesystem  # noqa: F401
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pipeplan import interrupts
 from pipeplan.launch import dry_run, train  # noqa: F401
 from pipeplan.launch.__main__ import main as launch
+from pipeplan.launch.rank_store import RankStore
 
 _PART_S = 10.0
 """How long ranks may go on once one has failed: they say who it was, and save nothing."""
-_MEET_S = 60.0
 
 
 def serve() -> int:
@@ -55,19 +54,13 @@ def run(ranks: int, words: Sequence[str], log: str, *, fresh: bool) -> list[int]
         log: file of all that they print.
         fresh: whether each is a new process, not forked from this one.
     """
-    store = TCPStore(
-        "127.0.0.1",
-        0,
-        is_master=True,
-        timeout=timedelta(seconds=_MEET_S),
-        wait_for_workers=False,
-    )
+    context: BaseContext = multiprocessing.get_context("spawn" if fresh else "fork")
+    store = RankStore(context)
     start: type[BaseProcess] = SpawnProcess if fresh else ForkProcess
     processes = [
-        start(target=_rank, args=(rank, ranks, store.port, words, log)) for rank in range(ranks)
+        start(target=_rank, args=(rank, ranks, store, words, log)) for rank in range(ranks)
     ]
-    for process in processes:
-        process.start()
+    store.start(processes)
     _wait(processes)
     return [process.exitcode or 0 for process in processes]
 
@@ -86,7 +79,7 @@ def _wait(processes: Sequence[BaseProcess]) -> None:
                 process.join()
 
 
-def _rank(rank: int, ranks: int, port: int, words: Sequence[str], log: str) -> None:
+def _rank(rank: int, ranks: int, store: RankStore, words: Sequence[str], log: str) -> None:
     """What a rank's process runs: `pipeplan.launch` as torchrun starts it."""
     with open(log, "ab") as file, open(os.devnull, "rb") as nothing:
         for number, stream in enumerate((nothing, file, file)):
@@ -97,7 +90,7 @@ def _rank(rank: int, ranks: int, port: int, words: Sequence[str], log: str) -> N
         WORLD_SIZE=str(ranks),
         LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(store.port()),
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     sys.argv[1:] = words

@@ -137,8 +137,16 @@ def build(
     layout = NormLayout(plan.stages, split, task.accumulate)
     decisions = None
     if ownership.deferred:
-        reading = nonfinite, ahead.read, device if device.type == "cuda" else None
-        decisions = StepDecisions(layout, transport, task.clip_norm, scaler, first_tag, *reading)
+        decisions = StepDecisions(
+            layout,
+            transport,
+            task.clip_norm,
+            scaler,
+            first_tag,
+            nonfinite=nonfinite,
+            read=ahead.read,
+            device=device if device.type == "cuda" else None,
+        )
     reporting = None
     if reports:
         reporting = StepReports(

@@ -34,11 +34,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from pipeplan import capture  # noqa: F401
 from pipeplan.launch import train  # noqa: F401
 from pipeplan.launch.__main__ import main as launch
+from pipeplan.launch.rank_store import RankStore
 from pipeplan.program import Action
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from tests import launch_task  # noqa: F401
-from tests.forked import Meeting
 
 
 def strike(fault: dict[str, Any], moment: Any) -> None:
@@ -97,7 +97,7 @@ def _in_save(fault: dict[str, Any], number: int, moment: Any) -> None:
     FileSystemWriter.write_data = write_or_strike
 
 
-def rank_main(rank: int, spec: dict[str, Any], meeting: Meeting, moment: Any, folder: str) -> None:
+def rank_main(rank: int, spec: dict[str, Any], store: RankStore, moment: Any, folder: str) -> None:
     """One rank."""
     for stream, name in ((1, "printed"), (2, "said")):
         with open(f"{folder}/{name}{rank}", "w") as file:
@@ -106,7 +106,7 @@ def rank_main(rank: int, spec: dict[str, Any], meeting: Meeting, moment: Any, fo
         "RANK": str(rank),
         "WORLD_SIZE": str(spec["ranks"]),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(meeting.port()),
+        "MASTER_PORT": str(store.port()),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(spec.get("attempt", 0)),
     }
@@ -135,13 +135,13 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
     folder = spec["folder"]
     context = multiprocessing.get_context("fork")
     moment = context.Value("d", 0.0)
-    meeting = Meeting()
+    store = RankStore(context)
     ranks = [
-        context.Process(target=rank_main, args=(rank, spec, meeting, moment, folder))
+        context.Process(target=rank_main, args=(rank, spec, store, moment, folder))
         for rank in range(spec["ranks"])
     ]
     begin = time.monotonic()
-    meeting.start(ranks)
+    store.start(ranks)
     ended: dict[int, float] = {}
     hung = spec["fault"]["rank"] if spec["fault"] and spec["fault"]["does"] == "hang" else None
     used: list[list[tuple[int, int, int]]] = [[] for _ in ranks]

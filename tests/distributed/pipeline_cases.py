@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipeplan import Pipeline
 from pipeplan.capture import profile_task
 from pipeplan.errors import InputError
+from pipeplan.launch.rank_store import RankStore
 from pipeplan.pipeline import pipeline as made
 from pipeplan.plan import Plan, Semantics
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from tests import launch_task, pipelines
-from tests.forked import Meeting
 
 GPUS, REPLICAS, STEPS = 2, 2, 3
 M = launch_task.MICROBATCHES
@@ -141,9 +141,9 @@ def pushers() -> int:
     return sum(thread.name == "send-thread" for thread in threading.enumerate())
 
 
-def work(rank: int, meeting: Meeting, out: str) -> None:
+def work(rank: int, store: RankStore, out: str) -> None:
     """All cases of one rank."""
-    port = meeting.port()
+    port = store.port()
     torch.set_num_threads(1)
     size = GPUS * REPLICAS
     os.environ |= {
@@ -162,8 +162,8 @@ def work(rank: int, meeting: Meeting, out: str) -> None:
     exact, _ = trained(launch_task.narrow, "2bw", replicas=REPLICAS)
     lines.append(f"in 16 bits: {'exact' if exact else 'differs'}")
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
-    store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
-    again = dist.PrefixStore("users", store)
+    meeting = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+    again = dist.PrefixStore("users", meeting)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=size)
     crossed = mesh([[0, 2], [1, 3]])
     exact, place = trained(launch_task.task, "flush", mesh=crossed)
@@ -190,13 +190,13 @@ def main() -> None:
     for make, semantics in EXPECTED:  # trained once, not by each rank
         expected_of(make, semantics)
     context = multiprocessing.get_context("fork")
-    meeting = Meeting()
+    store = RankStore(context)
     with TemporaryDirectory() as out:
         ranks = [
-            context.Process(target=work, args=(rank, meeting, out))
+            context.Process(target=work, args=(rank, store, out))
             for rank in range(GPUS * REPLICAS)
         ]
-        meeting.start(ranks)
+        store.start(ranks)
         for rank in ranks:
             rank.join()
     sys.exit(any(rank.exitcode for rank in ranks))

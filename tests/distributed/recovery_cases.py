@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import Pipeline
 from pipeplan.errors import PipeplanError
+from pipeplan.launch.rank_store import RankStore
 from pipeplan.plan import Semantics
 from pipeplan.runtime.transport import local_rendezvous
 from pipeplan.task import Task
 from tests import launch_task
-from tests.forked import Meeting
 
 GPUS, STEPS = 2, 4
 M = launch_task.MICROBATCHES
@@ -123,9 +123,9 @@ def one_leaves(rank: int) -> str:
     return recovers("flush")
 
 
-def work(rank: int, meeting: Meeting, sockets: str) -> None:
+def work(rank: int, store: RankStore, sockets: str) -> None:
     """All cases of one rank."""
-    port = meeting.port()
+    port = store.port()
     torch.set_num_threads(1)
     if sockets == "off":
         local_rendezvous.machine = lambda: None  # then nobody finds out who is on one machine
@@ -140,8 +140,8 @@ def work(rank: int, meeting: Meeting, sockets: str) -> None:
     case(rank, f"sockets {sockets}, 2bw", lambda: recovers("2bw"))
     case(rank, f"sockets {sockets}, differing seeds", lambda: refused_on_one(rank))
     case(rank, f"sockets {sockets}, one leaves", lambda: one_leaves(rank))
-    store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
-    mine = dist.PrefixStore("users", store)
+    meeting = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+    mine = dist.PrefixStore("users", meeting)
     dist.init_process_group("gloo", store=mine, rank=rank, world_size=GPUS)
     case(rank, f"sockets {sockets}, in a group of the script's", lambda: recovers("flush"))
     case(rank, f"sockets {sockets}, and again", lambda: recovers("2bw"))
@@ -155,9 +155,9 @@ def main(sockets: str) -> None:
     """The store of all, and the ranks."""
     launch_task.plan(GPUS, "2bw")
     context = multiprocessing.get_context("fork")
-    meeting = Meeting()
-    ranks = [context.Process(target=work, args=(rank, meeting, sockets)) for rank in range(GPUS)]
-    meeting.start(ranks)
+    store = RankStore(context)
+    ranks = [context.Process(target=work, args=(rank, store, sockets)) for rank in range(GPUS)]
+    store.start(ranks)
     for rank in ranks:
         rank.join()
     sys.exit(any(rank.exitcode for rank in ranks))

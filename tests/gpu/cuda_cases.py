@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import TCPStore
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -34,6 +32,7 @@ from pipeplan.capture import profile_task, split
 from pipeplan.capture.tensor_distance import largest_difference
 from pipeplan.cluster import Host, uniform
 from pipeplan.errors import RankError
+from pipeplan.launch.rank_store import RankStore
 from pipeplan.plan import OpKind, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.transport.backend import Machine, Wanted, take_gpu
@@ -90,7 +89,7 @@ def trained(
         0,
         replicas=[replicas] * STEPS if replicas > 1 else [],
     )
-    means = [sum(expected.losses[i : i + m]) / m for i in range(0, STEPS * m, m)]
+    means = _of_steps(expected.losses)
     first = told[: ranks // replicas]
     weights = {name: value for _, state in first for name, value in state.items()}
     heard = next(losses for losses, _ in first if losses)
@@ -131,9 +130,15 @@ def scarce(device: str, semantics: Semantics, kind: str) -> tuple[str, str]:
         weights = pipeline.state_dict()
     alone = small(device)
     expected = reference.train(semantics, split(alone), alone, STEPS, 4, 0)
-    means = [sum(expected.losses[i : i + 4]) / 4 for i in range(0, STEPS * 4, 4)]
+    means = _of_steps(expected.losses)
     pairs = [(weights[f"model.{name}"], value) for name, value in expected.weights.items()]
     return kind, _compared(list(zip(losses, means, strict=True)), pairs)
+
+
+def _of_steps(losses: list[float]) -> list[float]:
+    """Mean losses of the `STEPS` steps."""
+    m = len(losses) // STEPS
+    return [sum(losses[i : i + m]) / m for i in range(0, len(losses), m)]
 
 
 def _compared(losses: list[tuple[float, float]], weights: list[tuple[Tensor, Tensor]]) -> str:
@@ -168,7 +173,7 @@ def _tensors(state: dict[str, Any]) -> list[Tensor]:
     return [v for k, v in state.items() if isinstance(v, Tensor) and not k.endswith(".step")]
 
 
-def work(rank: int, words: list[str], port: int) -> None:
+def work(rank: int, words: list[str], store: RankStore) -> None:
     """One rank."""
     backend, ranks, semantics, device, *more = words
     replicas, name, visible = (*more, *("1", "train", "all")[len(more) :])
@@ -178,7 +183,7 @@ def work(rank: int, words: list[str], port: int) -> None:
         "RANK": str(rank),
         "WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port()),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     torch.set_num_threads(1)
@@ -204,15 +209,12 @@ def work(rank: int, words: list[str], port: int) -> None:
 def main() -> None:
     """The store, and the ranks: spawned, since CUDA does not survive a fork."""
     words = sys.argv[1:]
-    patience = timedelta(seconds=120)
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
+    store = RankStore(context, patience_s=120)
     ranks = [
-        context.Process(target=work, args=(rank, words, store.port))
-        for rank in range(int(words[1]))
+        context.Process(target=work, args=(rank, words, store)) for rank in range(int(words[1]))
     ]
-    for rank in ranks:
-        rank.start()
+    store.start(ranks)
     for rank in ranks:
         rank.join()
     sys.exit(any(rank.exitcode not in (0, -signal.SIGKILL) for rank in ranks))

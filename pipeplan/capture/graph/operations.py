@@ -99,8 +99,7 @@ def node_flops(node: fx.Node) -> int:
     return counter.get_total_flops()
 
 
-_CHEAP = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
-"""Operations that are not looked at; older torch has no tag for reductions."""
+_CHEAP = {torch.Tag.pointwise, torch.Tag.reduction}
 
 
 def returns_argument(node: fx.Node) -> bool:
