@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.markdown import table
 from benchmarks.store import Store
 from pipeplan import Pipeline, rematerialize, tasks
 from pipeplan.capture import profile_task
+from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.chain import Chain
 from pipeplan.cluster import Host, uniform
 from pipeplan.errors import PipeplanError
@@ -39,6 +39,7 @@ from pipeplan.host_copy import measured_bandwidth
 from pipeplan.livebytes import peak_bytes
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
+from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 from pipeplan.task import Task
 from pipeplan.testing.instances import UNLIMITED
 
@@ -251,10 +252,8 @@ def _wait() -> None:
 
 def _reset() -> None:
     gc.collect()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    _wait()
+    GpuMemoryUse.start(DEVICE)
 
 
 def _requested(which: str) -> int:
@@ -262,27 +261,17 @@ def _requested(which: str) -> int:
     return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])
 
 
-def _allocated() -> dict[str, int]:
-    if DEVICE.type != "cuda":
-        return {}
-    most = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return {"requested": _requested("peak"), "allocated": most[0], "reserved": most[1]}
-
-
-def facts() -> dict[str, Any]:
-    """Of the machine."""
-    found: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count()}
-    if DEVICE.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+def _allocated() -> dict[str, int | None]:
+    taken = GpuMemoryUse.since_start(DEVICE)
+    return {"allocated": taken.allocated, "reserved": taken.reserved}
 
 
 def measure(store: Store, small: bool) -> None:
     """All that the file lacks."""
     bandwidth = measured_bandwidth(DEVICE)
-    here = facts()
+    here = ModelDevice(DEVICE).facts()
     known = store.rows.get("machine", {}).get("facts", here)
-    if {name: known.get(name) for name in here} != here:
+    if any(known.get(name) != here.get(name) for name in ("gpu", "torch")):
         sys.exit(f"--out: got a file of {known}, need one of {here}. Name another file.")
     store.put("machine", "facts", here | {"host_bytes_per_s": bandwidth})
 
@@ -314,87 +303,6 @@ def run_rows(
             yield case.key, run_row(case, task, chain, free, bandwidth)
         except PipeplanError as error:
             yield case.key, {"refused": str(error)}
-
-
-def page(found: dict[str, Any]) -> Iterator[str]:
-    """Runs, then modules."""
-    machine = found["machine"]["facts"]
-    yield "# On one GPU"
-    yield (
-        "The command `python -m benchmarks.on_gpu` profiles each task on the GPU, plans it for"
-        " several sizes of memory, and trains the plans in one process on one thread; then it"
-        " calls modules of `rematerialize` beside torch's own `checkpoint` of every block. Times"
-        f" of runs are medians of {ROUNDS} rounds of {STEPS} steps, those of modules the best of"
-        " 12 calls, the GPU idle before and behind each. `CUBLAS_WORKSPACE_CONFIG` is :4096:8."
-        f" {machine['gpu']}, torch {machine['torch']}, one measurement; copies to the host:"
-        f" {machine['host_bytes_per_s'] / 1e9:.1f} GB/s. Rows that are missing have not been"
-        " measured yet."
-    )
-    yield "## Plans"
-    yield (
-        f"{MICROBATCHES} micro-batches a step, `flush`, {LIMIT_S:g} s of planning. `memory`: what"
-        " the plan may use beside states, of what one that keeps everything takes. `host`: tensors"
-        " may wait there. `peak`: GiB that the plan says. `tensors`: bytes measured in the second"
-        " step, storage by storage, less the plan's. `allocated` and `reserved`: the most that"
-        " torch's allocator says, over the plan's peak. `step`: ms that the plan says, and that"
-        " the run takes, in brackets the least and the largest round. `loop`: ms of a plain loop,"
-        " which keeps everything and updates parameter by parameter."
-    )
-    yield table(RUN_HEAD, [_run_cells(found, case) for case in _known_runs(found)])
-    yield "## Modules"
-    yield (
-        "A forward and its backward. `bytes`: GiB beside weights and gradients, planned and"
-        " measured (what tensors and kernels asked torch's allocator for). `step`: ms that the"
-        " plan's rehearsal told, and measured. Budgets: what `checkpoint` takes (0), and half of"
-        " what the plain module takes more (0.5)."
-    )
-    yield table(MODULE_HEAD, list(_module_rows_of(found)))
-
-
-RUN_HEAD = (
-    "task", "memory", "host", "peak", "tensors", "allocated", "reserved", "step, plan",
-    "step, run", "loop",
-)  # fmt: skip
-MODULE_HEAD = ("task", "way", "budget", "bytes, plan", "bytes", "step, told", "step")
-
-
-def _known_runs(found: dict[str, Any]) -> Iterator[Run]:
-    every = (Run(name, *each) for name in TASKS for each in RUNS)
-    return (case for case in every if "peak" in found.get(case.key, {}).get("row", {}))
-
-
-def _run_cells(found: dict[str, Any], case: Run) -> tuple[str, ...]:
-    row, loop = found[case.key]["row"], found[f"{case.task} loop"]["row"]
-    rounds = row["all_ns"]
-    return (
-        TASKS[case.task],
-        f"{case.share:.0%}",
-        "yes" if case.offload else "",
-        f"{row['peak'] / 2**30:.2f}",
-        f"{row['live'] - row['peak']:+d}",
-        f"{row['allocated'] / row['peak']:.3f}",
-        f"{row['reserved'] / row['peak']:.3f}",
-        f"{row['step_ns'] / 1e6:.0f}",
-        f"{row['measured_ns'] / 1e6:.0f} ({min(rounds) / 1e6:.0f} to {max(rounds) / 1e6:.0f})",
-        f"{loop['measured_ns'] / 1e6:.0f}",
-    )
-
-
-def _module_rows_of(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name in TASKS:
-        ways = [(way, f"{share:g}") for share in SHARES for way in WAYS[name]]
-        for way, share in (("plain", ""), ("checkpoint", ""), *ways):
-            row = found.get(f"{name} module {way} {share}".strip(), {}).get("row", {})
-            if "measured_ns" in row:
-                yield (
-                    TASKS[name],
-                    f"`{way}`" if share else way,
-                    share,
-                    f"{row['planned_bytes'] / 2**30:.3f}" if share else "",
-                    f"{row['bytes'] / 2**30:.3f}",
-                    f"{row['planned_ns'] / 1e6:.0f}" if share else "",
-                    f"{row['measured_ns'] / 1e6:.0f}",
-                )
 
 
 def main() -> int:
