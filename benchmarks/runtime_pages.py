@@ -44,8 +44,9 @@ def steps(found: dict[str, Any]) -> Iterator[str]:
         "The command `python -m benchmarks.runtime_steps` runs step plans of the planner on layers"
         " that sleep: forward, gradient of the input and gradient of the weight equally long, two"
         " layers a rank, 16 micro-batches a step. `planned`: the planned step over the sleeps of a"
-        " rank, with what an action costs beside them (`pipeplan calibrate`). `measured`: the"
-        " measured step over the planned one, `aim`: what we want, not reached yet in all rows."
+        " rank, with what a layer takes beside them (`pipeplan profile`: it copies and multiplies"
+        " a little, slowly behind a sleep) and what an action costs (`pipeplan"
+        " calibrate`). `measured`: the measured step over the planned one, `aim`: what we want."
         " Then the steps of `torch.distributed.pipelining` on the same sleeps in the same run over"
         f" ours. Best of six steps each. {_machine(found)}"
     )

@@ -7,7 +7,8 @@ forward, gradient of the input and gradient of the weight sleep equally long; to
 each layer. A step has 16 micro-batches. All runtimes run in the same processes, in turns, and the
 best of six steps counts.
 
-Each plan is for what an action costs in these processes (`pipeplan calibrate`).
+Each plan is for what an action costs in these processes (`pipeplan calibrate`), and for what such
+a layer takes: its sleeps, and the processor's time that `pipeplan profile` finds beside them.
 
 step:  measured makespan of the step plan / the planned one.
 ideal: planned makespan / the sleeps of a rank.
@@ -27,7 +28,7 @@ import torch._dynamo
 
 from benchmarks import sleeping
 from benchmarks.runtime import MICROBATCHES, ROUNDS, STEPS, world
-from benchmarks.sleeping_runs import TORCHS, ours, step_plan, torchs
+from benchmarks.sleeping_runs import TORCHS, ours, profiled, step_plan, torchs
 from pipeplan.calibrate.overhead import measure_overhead
 from pipeplan.plan import Plan
 from pipeplan.runtime.transport.gloo import GlooTransport
@@ -56,10 +57,11 @@ def case(plan: Plan, forward_ms: int, transport: GlooTransport) -> dict[str, flo
 def main() -> None:
     """All cases, the table and the file."""
     rows = []
-    for ranks in (4, 8):
-        for forward_ms, limit in LIMITS.items():
+    for forward_ms, limit in LIMITS.items():
+        layer = world(1, lambda _, forward_ms=forward_ms: profiled(forward_ms * 10**6))
+        for ranks in (4, 8):
             overhead = world(ranks, measure_overhead)
-            plan = step_plan(ranks, forward_ms * 10**6, MICROBATCHES, overhead)
+            plan = step_plan(ranks, layer, MICROBATCHES, overhead)
 
             def work(
                 transport: GlooTransport, plan: Plan = plan, forward_ms: int = forward_ms

@@ -22,6 +22,7 @@ from pipeplan.baselines import flush, interleaved
 from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.listed import listed_plan
 from pipeplan.baselines.timed import Setting
+from pipeplan.capture.measurement.task_profile import profile_task
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Stage
@@ -40,22 +41,34 @@ PLANNING_S = 10.0
 """For a step plan."""
 
 
-def _setting(
-    ranks: int, stages: int, forward_ns: int, microbatches: int, *, split: bool = False
-) -> Setting:
-    halves = {"backward_weight_ns": forward_ns, "saved_for_weight_bytes": 0} if split else {}
-    layers = tuple(
-        Layer(
-            name=f"sleep{i}",
-            forward_ns=forward_ns,
-            backward_ns=2 * forward_ns,
-            output_bytes=4 * ROWS * WIDTH,
-            **halves,
-        )
-        for i in range(stages)
+def _setting(ranks: int, layers: Sequence[Layer], microbatches: int) -> Setting:
+    named = (each.model_copy(update={"name": f"sleep{i}"}) for i, each in enumerate(layers))
+    chain = Chain(name="sleeping", layers=tuple(named))
+    return Setting(chain, uniform(ranks, 2**40, latency_ns=LATENCY_NS), microbatches=microbatches)
+
+
+def _asleep(forward_ns: int) -> Layer:
+    """A layer that sleeps and does nothing else."""
+    return Layer(
+        name="sleep",
+        forward_ns=forward_ns,
+        backward_ns=2 * forward_ns,
+        output_bytes=4 * ROWS * WIDTH,
     )
-    cluster = uniform(ranks, 2**40, latency_ns=LATENCY_NS)
-    return Setting(Chain(name="sleeping", layers=layers), cluster, microbatches=microbatches)
+
+
+def profiled(forward_ns: int) -> Layer:
+    """A layer with a split backward: its sleeps, and the processor's time that a profile finds."""
+    found = profile_task(_task(_sleepers(3, forward_ns, Log(), split=True))).layers[1]
+    assert found.backward_weight_ns is not None
+    return _asleep(forward_ns).model_copy(
+        update={
+            "forward_ns": forward_ns + found.forward_ns,
+            "backward_ns": 2 * forward_ns + found.backward_ns,
+            "backward_weight_ns": forward_ns + found.backward_weight_ns,
+            "saved_for_weight_bytes": 0,
+        }
+    )
 
 
 def _stages(count: int, ranks: int) -> tuple[Stage, ...]:
@@ -65,7 +78,7 @@ def _stages(count: int, ranks: int) -> tuple[Stage, ...]:
 def flush_plan(ranks: int, chunks: int, forward_ns: int, microbatches: int) -> Plan:
     """1F1B with flush; looped (interleaved) with several chunks per rank."""
     count = ranks * chunks
-    setting = _setting(ranks, count, forward_ns, microbatches)
+    setting = _setting(ranks, [_asleep(forward_ns)] * count, microbatches)
     outline = setting.outline(_stages(count, ranks), "flush", "benchmark")
     lists = (
         flush.one_f_one_b(ranks, microbatches)
@@ -77,33 +90,41 @@ def flush_plan(ranks: int, chunks: int, forward_ns: int, microbatches: int) -> P
 
 def twobw_plan(ranks: int, forward_ns: int, microbatches: int) -> Plan:
     """1F1B that never drains, with what latency needs in flight."""
-    setting = _setting(ranks, ranks, forward_ns, microbatches)
+    setting = _setting(ranks, [_asleep(forward_ns)] * ranks, microbatches)
     outline = setting.outline(_stages(ranks, ranks), "2bw", "benchmark")
     plan = eager_plan(outline, Policy(staircase(ranks, ranks + 1)))
     assert plan is not None
     return plan
 
 
-def step_plan(ranks: int, forward_ns: int, microbatches: int, overhead_ns: int) -> Plan:
-    """The planner's, of a whole step; layers have split backwards, two for each rank."""
-    setting = _setting(ranks, 2 * ranks, forward_ns, microbatches, split=True)
+def step_plan(ranks: int, layer: Layer, microbatches: int, overhead_ns: int) -> Plan:
+    """The planner's, of a whole step, with two layers like `layer` for each rank."""
+    setting = _setting(ranks, [layer] * (2 * ranks), microbatches)
     config = Config(semantics="flush", microbatches=microbatches, time_limit_s=PLANNING_S)
     cluster = setting.cluster.model_copy(update={"action_overhead_ns": overhead_ns})
     return planner.solve(setting.chain, cluster, config)
+
+
+def _sleepers(count: int, forward_ns: int, log: Log, *, split: bool) -> tuple[Sleeper, ...]:
+    return tuple(Sleeper(log, i, forward_ns, split=split) for i in range(count))
+
+
+def _task(layers: Sequence[Sleeper]) -> Task:
+    rows = torch.zeros(ROWS, WIDTH)
+    return Task(
+        model=list(layers),
+        loss=mean,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        data=lambda _: (rows, rows[:1, :1]),
+    )
 
 
 def ours(plan: Plan, steps: int, forward_ns: int, transport: Transport) -> list[Slept]:
     """What this rank did under our executor."""
     log = Log()
     split = plan.chain.layers[0].backward_weight_ns is not None
-    layers = tuple(Sleeper(log, i, forward_ns, split=split) for i in range(len(plan.chain.layers)))
-    rows = torch.zeros(ROWS, WIDTH)
-    task = Task(
-        model=list(layers),
-        loss=mean,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-        data=lambda _: (rows, rows[:1, :1]),
-    )
+    layers = _sleepers(len(plan.chain.layers), forward_ns, log, split=split)
+    task = _task(layers)
     spec = TensorSpec((ROWS, WIDTH), "torch.float32", True)
     model = SplitModel(
         layers=layers,
