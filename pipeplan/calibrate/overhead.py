@@ -1,18 +1,20 @@
-"""What an action costs beyond its kernels: the real executor around layers with little to do.
+"""What an action costs beyond its kernels: the real executor around layers whose time is left out.
 
 The main thread's own time is counted, not the clock on the wall, so a busy machine and waiting for
 peers do not spoil it. Each forward or backward carries its share of receiving, sending, freeing,
-voting and updating. What the layers cost by themselves is subtracted: a profile has it.
+voting and updating. What the layers cost is subtracted: a profile has it.
 
-Between two actions of a training, kernels fill the processor's caches. So each layer here
-multiplies matrices: without them an action seems to cost a fifth to a third less than it does.
+Each rank has a layer of a transformer, and messages are as large as what passes between its likes:
+a layer fills the processor's caches, so that the same actions cost two to three times as much
+behind it as behind one that does nothing.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,67 +35,76 @@ from pipeplan.task import Task
 
 STEPS = 5
 MICROBATCHES = 40
-_WIDTH = 16
-_KERNEL = 512
-"""Rows and columns of the matrices that a layer multiplies in each pass: 1 to 2 ms of one core."""
+_TOKENS, _WIDTH = 128, 256
+"""What passes between stages: 128 KiB, the most that goes by a local socket."""
 
 
-class _Kernel:
-    """A product of matrices, and how long all of them took."""
+class _Stopwatch:
+    """How long a layer took in all."""
 
     def __init__(self) -> None:
         self.spent_ns = 0
-        self._factor = torch.ones(_KERNEL, _KERNEL)
 
-    def run(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         begin = time.thread_time_ns()
-        torch.mm(self._factor, self._factor)
+        yield
         self.spent_ns += time.thread_time_ns() - begin
 
     def time_beside(self, work: Callable[[], object]) -> int:
-        """Ns of this thread that `work` takes, its products left out."""
+        """Ns of this thread that `work` takes, the layer left out."""
         begin, before = time.thread_time_ns(), self.spent_ns
         work()
         return time.thread_time_ns() - begin - (self.spent_ns - before)
 
 
-class _WithKernel(torch.autograd.Function):
+class _Timed(torch.autograd.Function):
+    """A layer with a graph of its own, so that both of its passes can be timed."""
+
     @staticmethod
-    def forward(ctx: Any, value: Tensor, kernel: _Kernel) -> Tensor:
-        ctx.kernel = kernel
-        kernel.run()
-        return value.clone()
+    def forward(ctx: Any, value: Tensor, layer: _Layer) -> Tensor:
+        ctx.layer, ctx.input = layer, value.detach().requires_grad_()
+        with layer.watch.running(), torch.enable_grad():
+            output: Tensor = layer.block(ctx.input)
+        ctx.output = output
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.kernel.run()
-        return gradient.clone(), None
+        with ctx.layer.watch.running():
+            torch.autograd.backward(ctx.output, gradient)
+        return ctx.input.grad, None
 
 
-class _Layer(nn.Linear):
-    """A small layer with a product in each pass."""
+class _Layer(nn.Module):
+    """One layer of a transformer."""
 
-    def __init__(self, kernel: _Kernel) -> None:
-        super().__init__(_WIDTH, _WIDTH)
-        self.kernel = kernel
+    def __init__(self, watch: _Stopwatch) -> None:
+        super().__init__()
+        self.watch = watch
+        self.block = nn.TransformerEncoderLayer(
+            _WIDTH, nhead=4, dim_feedforward=4 * _WIDTH, dropout=0.0, batch_first=True
+        )
+        self.scale = nn.Parameter(torch.ones(_WIDTH))
 
     def forward(self, value: Tensor) -> Tensor:
-        made: Tensor = _WithKernel.apply(super().forward(value), self.kernel)  # type: ignore[no-untyped-call]
-        return made
+        # The product, which a graph of the stage holds: without one there is nothing to go back.
+        timed: Tensor = _Timed.apply(value * self.scale, self)  # type: ignore[no-untyped-call]
+        return timed
 
 
 def measure_overhead(transport: Transport) -> int:
     """Ns per forward or backward: the median over steps of the slowest rank."""
-    kernel = _Kernel()
-    task, split = _small(transport.size, kernel)
+    watch = _Stopwatch()
+    task, split = _layers(transport.size, watch)
     plan = _plan(transport.size)
     feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     worker = build(
         plan, one_f_one_b_plan(transport.size), split, task, feed, transport, Observer(), seed=0
     )
     layer = split.layers[transport.rank]
-    bare = [kernel.time_beside(partial(_bare, task, layer)) for _ in range(STEPS)]
-    run = [kernel.time_beside(partial(worker.executor.run, step, 1)) for step in range(STEPS)]
+    bare = [watch.time_beside(partial(_bare, task, layer)) for _ in range(STEPS)]
+    run = [watch.time_beside(partial(worker.executor.run, step, 1)) for step in range(STEPS)]
     more = statistics.median(run) - statistics.median(bare)
     mine = max(0, int(more)) // (2 * MICROBATCHES)
     return max(int(cost) for cost in transport.gather(mine))
@@ -119,20 +130,25 @@ def one_f_one_b_plan(ranks: int) -> Pattern:
     return Pattern(1, "flush", MICROBATCHES, tuple(lists), tuple((r,) for r in range(ranks)))
 
 
-def _small(ranks: int, kernel: _Kernel) -> tuple[Task, SplitModel]:
-    rows, target = torch.zeros(1, _WIDTH), torch.zeros(1, _WIDTH)
-    layers = [_Layer(kernel) for _ in range(ranks)]
+def _layers(ranks: int, watch: _Stopwatch) -> tuple[Task, SplitModel]:
+    rows = torch.zeros(1, _TOKENS, _WIDTH)
+    layers = [_Layer(watch) for _ in range(ranks)]
     task = Task(
         model=layers,
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-        data=lambda _: (rows, target),
+        data=lambda _: (rows, rows),
     )
     return task, SplitModel(
         layers=tuple(layers),
         names=tuple(f"layer{i}" for i in range(ranks)),
-        fqns=tuple({name: f"{i}.{name}" for name in ("weight", "bias")} for i in range(ranks)),
-        boundaries=tuple((TensorSpec((1, _WIDTH), "torch.float32", i > 0),) for i in range(ranks)),
+        fqns=tuple(
+            {name: f"{i}.{name}" for name, _ in layer.named_parameters()}
+            for i, layer in enumerate(layers)
+        ),
+        boundaries=tuple(
+            (TensorSpec((1, _TOKENS, _WIDTH), "torch.float32", i > 0),) for i in range(ranks)
+        ),
         microbatch_size=1,
     )
 
@@ -140,7 +156,7 @@ def _small(ranks: int, kernel: _Kernel) -> tuple[Task, SplitModel]:
 def _plan(ranks: int) -> Plan:
     """Only stages and step size matter to the runtime."""
     layers = (
-        Layer(name=f"layer{i}", forward_ns=1, backward_ns=1, output_bytes=4 * _WIDTH)
+        Layer(name=f"layer{i}", forward_ns=1, backward_ns=1, output_bytes=4 * _TOKENS * _WIDTH)
         for i in range(ranks)
     )
     chain = Chain(name="calibration", layers=tuple(layers))
