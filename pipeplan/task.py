@@ -176,7 +176,7 @@ class Task:
         try:
             given = self.data(number)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".rstrip(".: ")
+            said = f"{type(error).__name__}: {error}".rstrip(".: ") + taskref.users_line(error)
             ends = isinstance(error, IndexError | StopIteration) and number > 0
             step = f". {_ENDLESS}" if ends else ""
             raise InputError(f"task: data({number}) failed: {said}{step}") from error

@@ -17,6 +17,8 @@ import importlib.util
 import inspect
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -139,6 +141,14 @@ def is_marked(reference: Reference) -> bool:
     return reference.own or (source is not None and _marks(source, reference.name))
 
 
+def is_nameable(text: str) -> bool:
+    """Whether a plan may name the task reference `text`; nothing is imported."""
+    try:
+        return is_marked(parsed(text))
+    except InputError:  # a file may hold any text
+        return False
+
+
 def _source(place: str) -> Path | None:
     """The file that `place` would be imported from, found without importing anything."""
     if place.endswith(".py"):
@@ -233,8 +243,8 @@ def _look_beside(folder: Path) -> None:
 
 
 def error_line(error: Exception) -> str:
-    """`error` in one line, with a next step where it comes from a download that failed."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """`error` in one line, where it came up, and a next step where a download has failed."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()) + users_line(error)
     chain: list[BaseException] = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
         chain.append(before)
@@ -244,6 +254,20 @@ def error_line(error: Exception) -> str:
         f"{text.rstrip('.')}. It needs a download, which failed: fetch the files beforehand, or"
         " build the model from a configuration, with random weights."
     )
+
+
+def users_line(error: Exception) -> str:
+    """` (own.py:12, in helper)`: the innermost line that is no library's; empty if all are."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith(_NOT_OWN)]
+    own = [each for each in own if not _INSTALLED & set(Path(each.filename).parts)]
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name})"
+
+
+_NOT_OWN = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def _is_download(error: BaseException) -> bool:

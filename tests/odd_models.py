@@ -545,6 +545,19 @@ class SumOfPair(nn.Module):
         return pair[0] + pair[1]
 
 
+class NamedAsTheGraph(nn.Module):
+    """Its modules have names that a module of a graph has for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meta = nn.Linear(WIDTH, WIDTH)
+        self.graph = Counter()
+        self.code = nn.Linear(WIDTH, 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.code(self.graph(self.meta(value)))
+
+
 EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "gradient reversal": lambda: Odd(Applied(Reverse)),
     "straight-through quantizer": lambda: Odd(Applied(Quantize)),
@@ -563,6 +576,7 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "compiled module": lambda: compiled("middle"),
     "compiled model": lambda: compiled("all"),
     "counter in forward": lambda: Odd(Counter()),
+    "names of a graph's module": NamedAsTheGraph,
     "list that grows": lambda: Odd(CountingList()),
     "spectral norm": lambda: Odd(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))),
     "spectral norm by a hook": lambda: Odd(spectral_norm(nn.Linear(WIDTH, WIDTH))),

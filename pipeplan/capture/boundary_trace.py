@@ -28,6 +28,7 @@ from pipeplan.livebytes import dense, key, storages
 from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
 from pipeplan.split_model import TensorSpec
+from pipeplan.taskref import users_line
 
 _log = logging.getLogger(__name__)
 
@@ -295,9 +296,8 @@ def _walk(
             f". The model returned {len(values)} tensors, and the loss gets what it returns: let"
             " it take those that it compares with the target"
         )
-        raise InputError(
-            f"task: loss failed: {type(error).__name__}: {error}{several * (len(values) > 1)}"
-        ) from error
+        said = f"{type(error).__name__}: {error}{users_line(error)}"
+        raise InputError(f"task: loss failed: {said}{several * (len(values) > 1)}") from error
     checked = check_loss(result)
     if not has_fakes(layers.values()):  # else the loss may know those that the fake ones stand for
         check_own(f"layer {name!r}", layer, values)

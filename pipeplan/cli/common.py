@@ -254,7 +254,7 @@ def _tell_unmarked(chain: Chain) -> None:
     """Say so where `launch` will not take the task from a plan of `chain`."""
     from pipeplan import taskref
 
-    if chain.task and not taskref.is_marked(taskref.parsed(chain.task)):
+    if chain.task and not taskref.is_nameable(chain.task):
         say(
             f"a plan may not name {chain.task}: mark the function with @pipeplan.task_function,"
             f" below this directory, or give launch --task {shlex.quote(chain.task)}"

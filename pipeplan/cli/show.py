@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.chain import Chain
     from pipeplan.report.memory import planned_memory
     from pipeplan.report.page import plan_page
+    from pipeplan.verifier import verify
 
     files = [file for file in (args.png, args.svg) if file]
     output.check_ending(args.png, ("png",))
@@ -70,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         present(plan, common.screen())
         memory.present(report)
+    broken = len(verify(plan))
+    if broken:
+        rules = "a rule" if broken == 1 else f"{broken} rules"
+        common.say(f"warning: {args.plan} breaks {rules}: nothing of what is shown need hold")
     common.then("pipeplan verify {}", args.plan)
     return 0
 

@@ -30,7 +30,7 @@ Records = Any
 """An array of a structured type, or a record; compiled functions read fields as attributes."""
 
 
-COMPILING: Final = "numba compiles the search, once after an installation"
+COMPILING: Final = "numba compiles it, once after an installation, beside the limit"
 NO_COMPILER: Final = (
     "numba is not installed, so schedules were searched some thirty times slower:"
     " pip install 'pipeplan[plan]'"
@@ -53,7 +53,7 @@ def compile_s() -> float:
 
 @contextmanager
 def compiling_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Tell once if something is compiled meanwhile; what a cache has is only read."""
+    """Tell of all that is compiled meanwhile; what a cache has is only read."""
     before, _TIMER.tell = _TIMER.tell, tell
     try:
         yield
@@ -62,7 +62,7 @@ def compiling_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 class _CompileTimer:
-    """Adds up times, and tells of the first compilation.
+    """Adds up times, and tells of compilations.
 
     What begins before the last one has ended is part of that.
     """
@@ -70,14 +70,13 @@ class _CompileTimer:
     def __init__(self) -> None:
         self.seconds, self._depth, self._began = 0.0, 0, 0.0
         self.tell: Callable[[], None] | None = None
-        """Whom the first compilation is told."""
+        """Whom compilations are told."""
 
     def compiles(self) -> None:
         """No cache has the function that is called."""
         self.start()
-        tell, self.tell = self.tell, None
-        if tell:
-            tell()
+        if self.tell:
+            self.tell()
 
     def start(self) -> None:
         if not self._depth:

@@ -53,8 +53,8 @@ class ChainSearch:
         state = self.state
         try:
             state.set_phase("bounds")
-            lenient = state.options.offload or state.options.whole_step
-            reason = reason_for_any_remat if lenient else infeasibility_reason
+            # At a micro-batch's loss all that its forwards keep is there, split backwards or not.
+            reason = reason_for_any_remat if state.options.offload else infeasibility_reason
             state.infeasible = reason(state.costs)
             if state.infeasible is None:
                 state.raise_bound("any", load_bound(state.costs), from_bytes=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
@@ -46,6 +46,8 @@ class _Listener:
     known: tuple[Fraction | None, Fraction, float | None] = (None, Fraction(0), None)
     """Period, bound and gap that were heard last."""
     strategy: str = "start"
+    compiled: set[str] = field(default_factory=set)
+    """Strategies of which it was told that they are compiled."""
 
     def __call__(
         self,
@@ -61,8 +63,9 @@ class _Listener:
             self.progress(seconds, period, bound, gap, phase)
 
     def compiling(self) -> None:
-        """What runs now is compiled first, which may take half a minute."""
-        if self.progress:
+        """What runs now is compiled first, which may take half a minute: told once for each."""
+        if self.progress and self.strategy not in self.compiled:
+            self.compiled.add(self.strategy)
             phase = f"{self.strategy}: {COMPILING}"
             self.progress(self.history.clock.wall_s, *self.known, phase)
 

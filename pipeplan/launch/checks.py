@@ -189,8 +189,7 @@ def _check_size(plan: Plan, options: LaunchOptions, place: TorchrunEnv) -> None:
     raise InputError(
         f"launch: got {place.size} ranks, need {need}, one per GPU of {options.plan}"
         + (f" and replica: {gpus} x {replicas}" if replicas > 1 else "")
-        + f". Run torchrun --nproc-per-node {need} -m pipeplan.launch --plan {options.plan}"
-        + (f" --replicas {replicas}" if replicas > 1 else "")
+        + f". Run torchrun --nproc-per-node {need} -m pipeplan.launch {shlex.join(options.words)}"
     )
 
 

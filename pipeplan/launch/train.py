@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from pipeplan import taskref
 from pipeplan.action_times import ActionTimes
 from pipeplan.callbacks import EndReason, RunEnd, RunStart, SavedCheckpoint, ValidationResult
 from pipeplan.errors import DisagreementError
@@ -243,8 +246,9 @@ class LaunchedRun:
                 )
                 _say(f"stopped after step {step}{lost}; go on with --resume {self.out}")
             else:
-                trained = step > self.setup.first_step
-                _say(f"saved: {self.out}" + f"\nnext: pipeplan report {self.out}" * trained)
+                named = self.setup.options.task or self.setup.plan.chain.task
+                then = what_is_next(named, self.out)
+                _say(f"saved: {self.out}{then * (step > self.setup.first_step)}")
         self._leave()
 
     def _action_times(self) -> ActionTimes | None:
@@ -286,3 +290,16 @@ def _samples(setup: Setup) -> bool:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def what_is_next(task: str | None, out: Path) -> str:
+    """What to do with the folder of a run of `task`, as lines behind others."""
+    of = taskref.parsed(task) if task else None
+    told = f"\nnext: pipeplan report {shlex.quote(str(out))}"
+    if of is None or not of.own or of.name != "transformers":
+        return told
+    given = dict(of.arguments)
+    values = [repr(str(out)), repr(given.get("name_or_folder")), "'trained'"]
+    values += [f"head={given['head']!r}"] if "head" in given else []
+    text = f"from pipeplan.tasks import save_pretrained; save_pretrained({', '.join(values)})"
+    return f"{told}\nfor from_pretrained: python -c {shlex.quote(text)}"

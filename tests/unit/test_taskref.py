@@ -241,3 +241,52 @@ def test_a_dry_run_loads_no_foreign_task(ran: Path, capfd: pytest.CaptureFixture
     assert "Add --task marked_tasks.py:task to check it, too." in capfd.readouterr().out
     assert launch.main(["--plan", "plan.json", "--dry-run", "--task", "marked_tasks.py:task"]) == 2
     assert ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("raises", "where"),
+    [
+        ("task", "task() failed: KeyError: 'key' (users.py:5, in helper)"),
+        ("data", "data(0) failed: KeyError: 'key' (users.py:5, in helper)"),
+        ("import", "importing users.py failed: KeyError: 'key' (users.py:5, in helper)"),
+    ],
+)
+@pytest.mark.usefixtures("ran")
+def test_errors_of_the_users_code_name_its_line(raises: str, where: str) -> None:
+    """The innermost one that is no library's: here json's decoder asks the user's function."""
+    lines = [
+        "import json, torch",
+        "from pipeplan.task import Task",
+        "RAISES = {raises!r}",
+        "def helper(pairs):",
+        "    return dict(pairs)['key']",
+        "def fail(*_):",
+        "    return json.loads('{}', object_pairs_hook=helper)",
+        "def task():",
+        "    if RAISES == 'task': fail()",
+        "    layers = [torch.nn.Linear(2, 1)]",
+        "    return Task(model=layers, loss=max, optimizer=list, data=fail)",
+        "if RAISES == 'import': fail()",
+    ]
+    Path("users.py").write_text("\n".join(lines).replace("{raises!r}", repr(raises)))
+    with pytest.raises(InputError) as caught:
+        load("users.py:task").microbatch(0)
+    assert where in str(caught.value)
+
+
+@pytest.mark.usefixtures("ran")
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("unmarked_tasks.py:task", " --task unmarked_tasks.py:task"),
+        ("no reference", " --task 'no reference'"),
+        ("marked_tasks.py:task", ""),
+    ],
+)
+def test_the_next_command_has_the_task_that_a_plan_may_not_name(
+    capfd: pytest.CaptureFixture[str], reference: str, told: str
+) -> None:
+    """Copied from the line of `simulate`, it is not refused."""
+    written(reference)
+    assert main(["simulate", "plan.json"]) == 0
+    assert f"--plan plan.json{told} --out run" in capfd.readouterr().err

@@ -192,18 +192,19 @@ def eager_inputs(node: fx.Node) -> list[fx.Node]:
     return list(node.args[0])  # type: ignore[arg-type]
 
 
-def copied_call(graph: fx.Graph, call: EagerCall, values: Sequence[fx.Node]) -> fx.Node:
+def copied_call(graph: fx.Graph, call: EagerCall, path: str, values: Sequence[fx.Node]) -> fx.Node:
     """The call of the module itself in `graph`, whose tensors come as a tuple.
 
     Args:
         graph: of a layer.
         call: what to call.
+        path: where the graph's module has it.
         values: the tensors among its arguments.
     """
     if call.draws:
         graph.call_function(seed_like_torch)
     given, named = call.arguments.filled(values)
-    result = graph.call_module(call.path, given, named)
+    result = graph.call_module(path, given, named)
     return graph.call_function(output_tensors, (result,))
 
 

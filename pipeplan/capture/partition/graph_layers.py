@@ -171,7 +171,7 @@ class _LayerBuilder:
     def module(self, nodes: set[Node], twins: Mapping[Node, Node]) -> fx.GraphModule:
         """The module that computes `nodes`; `twins` are this graph's nodes for those of training.
 
-        It holds the user's own tensors under their names.
+        It holds the user's own tensors under their names in `model`.
         """
         graph = fx.Graph()
         made: dict[Node, Node] = {}
@@ -199,16 +199,24 @@ class _LayerBuilder:
     ) -> Node:
         states = self._flow.exported.states
         if node in states:
-            name, attributes[name] = states[node]
-            return graph.get_attr(name)
+            name, tensor = states[node]
+            attributes[_inside(name)] = tensor
+            return graph.get_attr(_inside(name))
         if node.op == "get_attr":
             name = str(node.target)
-            attributes[name] = self._flow.exported.module.get_submodule(name)
+            attributes[_inside(name)] = self._flow.exported.module.get_submodule(name)
+            return graph.get_attr(_inside(name))
         call = self._flow.exported.calls.of(node)
         if call is not None:
-            attributes[call.path] = call.module
-            return copied_call(graph, call, [made[value] for value in eager_inputs(node)])
+            path = _inside(call.path)
+            attributes[path] = call.module
+            return copied_call(graph, call, path, [made[value] for value in eager_inputs(node)])
         return graph.node_copy(node, made.__getitem__)
+
+
+def _inside(name: str) -> str:
+    """Where a graph's module has what the model calls `name`: some names are its own (`meta`)."""
+    return f"model.{name}"
 
 
 def _order(node: Node) -> tuple[int, ...]:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan import planner
 from pipeplan.cli import entry, main, show
+from pipeplan.cluster import uniform
 from pipeplan.errors import (
     DeadlockError,
     InfeasibleError,
@@ -170,7 +172,21 @@ def test_show_prints_grid_figures_and_memory(
     assert "gpu0 |0F1---" in out
     assert "memory per GPU" in out
     assert "gradients are one step stale" in out
-    assert err == f"next: pipeplan verify {plan_file}\n"
+    assert err.endswith(f"next: pipeplan verify {plan_file}\n")
+
+
+def test_show_says_that_a_plan_is_wrong(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it shows of it are the plan's own words."""
+    sound, following = tmp_path / "sound.json", "next: pipeplan verify"
+    found = planner.solve(two_stages().chain, uniform(2, 2**40), planner.Config(time_limit_s=0.1))
+    sound.write_text(found.to_json())
+    assert main(["show", str(sound)]) == 0
+    assert capsys.readouterr().err == f"{following} {sound}\n"
+    assert main(["show", str(plan_file)]) == 0
+    warning = f"warning: {plan_file} breaks 9 rules: nothing of what is shown need hold\n"
+    assert capsys.readouterr().err == f"{warning}{following} {plan_file}\n"
 
 
 def test_flush_plan_has_no_staleness_warning(

@@ -376,3 +376,11 @@ def test_what_takes_no_time_is_not_split() -> None:
     stages = stages_of(costs, (0, 1, 2, 3), (0, 1, 2, 3), [True] * 4)
     assert [stage.split_backward for stage in stages] == [False, False, False, True]
     assert stages_of(costs, (0, 2), (0, 1), [True] * 2)[1].split_backward
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_step_that_no_micro_batch_fits_into_is_ruled_out(split: bool) -> None:
+    """At its loss all that its forwards keep is there, whatever a backward is."""
+    chain, costs = equal(2, split=split, memory=Fraction(1, 3))
+    with pytest.raises(InfeasibleError, match=r"what one micro-batch keeps \(8000 bytes\)"):
+        solve(Problem(chain=chain, cluster=costs.cluster, semantics="flush", ks=AUTO_K))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pipeplan.errors import InputError
+from pipeplan.launch.train import what_is_next
 from pipeplan.nested import loss_in
 from pipeplan.task import Task, load
 from pipeplan.tasks import save_pretrained, transformers
@@ -79,8 +81,13 @@ def test_ids_are_the_tokenized_text(folder: Path) -> None:
     assert not torch.equal(text.microbatch(0)[0]["labels"], text.microbatch(1)[0]["labels"])
 
 
-def test_what_was_trained_is_theirs_again(folder: Path, tmp_path: Path) -> None:
-    """`from_pretrained` reads the weights of a run, beside the tokenizer."""
+def test_what_was_trained_is_theirs_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`from_pretrained` reads the weights of a run, beside the tokenizer.
+
+    They are written by the command that `launch` tells when the run has ended.
+    """
     task = made(folder)
     assert isinstance(task.model, torch.nn.Module)
     optimizer = task.optimizer(task.model.parameters())
@@ -89,7 +96,13 @@ def test_what_was_trained_is_theirs_again(folder: Path, tmp_path: Path) -> None:
     optimizer.step()
     trained = task.model.state_dict()
     torch.save(trained, tmp_path / "model.pt")
-    save_pretrained(tmp_path, str(folder), tmp_path / "trained")
+    arguments = f"name_or_folder={str(folder)!r}, head='CausalLM'"
+    told = what_is_next(f"pipeplan.tasks:transformers({arguments})", tmp_path)
+    python, flag, code = shlex.split(told.rpartition("for from_pretrained: ")[2])
+    assert (python, flag) == ("python", "-c")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert "from_pretrained" not in what_is_next("train.py:task", tmp_path)
     found = library.AutoModelForCausalLM.from_pretrained(tmp_path / "trained").state_dict()
     assert found.keys() == trained.keys()
     assert all(torch.equal(found[name], value) for name, value in trained.items())
