@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 Verbs = Any
 """What `ArgumentParser.add_subparsers` returns; argparse keeps its type private."""
+
+
+class VerbParser(argparse.ArgumentParser):
+    """Refuses what it does not know with its own usage, and names the flag that is meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse has it, which leaves what is not known to the parser of all verbs."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word, known = unknown[0].partition("=")[0], self._option_string_actions
+            close = get_close_matches(word, known, n=1) if word.startswith("-") else ()
+            meant = f", perhaps {close[0]}" if close else ""
+            self.error(f"unrecognized argument: {unknown[0]}{meant}")
+        return found, unknown
 
 
 def add_verb(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pipeplan import __version__
 from pipeplan.cli import (
     calibrate,
+    common,
     compare,
     convert,
     export,
@@ -70,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"pipeplan {__version__}")
-    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = top.add_subparsers(
+        title="verbs", metavar="VERB", required=True, parser_class=common.VerbParser
+    )
     for module in _VERBS:
         module.add(verbs)
     return top

@@ -56,7 +56,7 @@ class TextLog(Callback):
 def _memory(step: StepMetrics) -> str:
     """Of the GPU, where one computes; else of the process."""
     if step.allocated_bytes is None:
-        return f"memory {format_bytes(step.memory_bytes)}"
+        return f"resident {format_bytes(step.memory_bytes)}"
     return f"GPU memory {format_bytes(step.allocated_bytes)}"
 
 

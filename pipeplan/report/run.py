@@ -142,7 +142,7 @@ def _times(run: TrainingRun) -> Iterator[PredictedMeasured]:
     predicted, measured = run.predicted, run.measured
     how = ", predicted by an estimate" if predicted.times == "estimated" else ""
     if measured.period_ns is not None:
-        name = f"{run.semantics}: period, best window{how}"
+        name = f"{run.semantics}: period, best four in a row{how}"
         yield PredictedMeasured(name, "ns", predicted.period_ns, measured.period_ns)
     if measured.step_ns is not None:
         name = f"{run.semantics}: step, best{how}"

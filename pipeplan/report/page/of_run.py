@@ -70,7 +70,7 @@ def run_figures(files: RunFiles) -> Iterator[Figure]:
         return
     measured = run.measured
     crowd = f"{run.host.ranks} ranks on {run.host.cores} cores" if run.host.ranks else ""
-    yield Figure("period", "ns", run.predicted.period_ns, measured.period_ns, "best window")
+    yield Figure("period", "ns", run.predicted.period_ns, measured.period_ns, "best four in a row")
     yield Figure("step", "ns", run.predicted.step_ns, measured.step_ns, f"best; {crowd}")
     if plan is not None and files.times is not None:
         yield from _replayed(plan, files.times)

@@ -163,6 +163,28 @@ def test_wrong_usage_is_code_2(words: list[str], capsys: pytest.CaptureFixture[s
     assert "usage: pipeplan" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "plan c.json --bandwith=1GB/s --gpus 2 -o p.json",
+            "--bandwith=1GB/s, perhaps --bandwidth",
+        ),
+        ("plan c.json -o p.json --zzz", "--zzz"),
+        ("verify p.json q.json", "q.json"),
+    ],
+)
+def test_what_no_verb_knows_is_told_with_the_verbs_usage(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And with the flag that is meant, if one is close."""
+    with pytest.raises(SystemExit):
+        main(words.split())
+    usage, error = capsys.readouterr().err.rstrip().split("pipeplan ", 1)[1].rsplit(": error: ", 1)
+    assert usage.startswith(words.split()[0])
+    assert error == f"unrecognized argument: {told}"
+
+
 def test_show_prints_grid_figures_and_memory(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ STEP = StepMetrics(
 
 
 @pytest.mark.parametrize(
-    ("allocated", "told"), [(None, "memory 1.00 GiB"), (3 * 2**30, "GPU memory 3.00 GiB")]
+    ("allocated", "told"), [(None, "resident 1.00 GiB"), (3 * 2**30, "GPU memory 3.00 GiB")]
 )
 def test_a_step_tells_the_memory_that_it_computes_in(
     allocated: int | None, told: str, capsys: pytest.CaptureFixture[str]

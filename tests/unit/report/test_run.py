@@ -46,7 +46,7 @@ def test_times_come_from_timed_runs_and_bytes_from_instrumented_ones(tmp_path: P
     counted = read(write_run(tmp_path / "counted", instrumented=True))
     rows = comparisons([timed, counted])
     assert [(row.name, row.predicted, row.measured, row.unit) for row in rows] == [
-        ("flush: period, best window", 100, 110, "ns"),
+        ("flush: period, best four in a row", 100, 110, "ns"),
         ("flush: step, best", 1000, 900, "ns"),
         ("flush: peak of rank 0", 10, 10, "bytes"),
         ("flush: peak of rank 1", 20, 19, "bytes"),
@@ -77,7 +77,7 @@ def test_estimated_predictions_are_called_so(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps(content))
     names = [row.name for row in comparisons([read(folder)])]
     assert names == [
-        "flush: period, best window, predicted by an estimate",
+        "flush: period, best four in a row, predicted by an estimate",
         "flush: step, best, predicted by an estimate",
     ]
 
