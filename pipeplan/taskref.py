@@ -15,6 +15,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -266,7 +267,8 @@ def users_line(error: Exception) -> str:
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name})"
 
 
-_NOT_OWN = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+_STDLIB = sysconfig.get_path("stdlib")
+_NOT_OWN = ("<", *(f"{each}{os.sep}" for each in (Path(__file__).parent, _STDLIB)))
 _INSTALLED = {"site-packages", "dist-packages"}
 
 

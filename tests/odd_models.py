@@ -546,16 +546,16 @@ class SumOfPair(nn.Module):
 
 
 class NamedAsTheGraph(nn.Module):
-    """Its modules have names that a module of a graph has for itself."""
+    """Its modules have names that a module of a graph has for itself, or that are no names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.meta = nn.Linear(WIDTH, WIDTH)
         self.graph = Counter()
-        self.code = nn.Linear(WIDTH, 3)
+        self.code = nn.ModuleDict({"class": nn.Linear(WIDTH, WIDTH), "in": nn.Linear(WIDTH, 3)})
 
     def forward(self, value: Tensor) -> Tensor:
-        return self.code(self.graph(self.meta(value)))
+        return self.code["in"](self.code["class"](self.graph(self.meta(value))))
 
 
 EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {

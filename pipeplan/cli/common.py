@@ -160,6 +160,11 @@ def _range(low: int, high: int) -> list[int]:
     return [*doubled, high]
 
 
+def named(path: str) -> str:
+    """A file as messages name it; `-` is stdin."""
+    return "stdin" if path == "-" else path
+
+
 def read_either(path: str, one: type[_One], other: type[_Other]) -> _One | _Other:
     """What is in `path`, `-` for stdin: `one` where its format says so, else `other`.
 
@@ -168,7 +173,7 @@ def read_either(path: str, one: type[_One], other: type[_Other]) -> _One | _Othe
     """
     from pipeplan.document import parse_json
 
-    where = "stdin" if path == "-" else path
+    where = named(path)
     data = parse_json(read_text(path), where)
     kind = data.get("format") if isinstance(data, dict) else None
     name, _, _ = str(one.model_fields["format"].default).partition("/")
@@ -200,7 +205,7 @@ def read(kind: type[_Document], path: str) -> _Document:
     Raises:
         InputError: if it cannot be read or breaks a rule of its format.
     """
-    return kind.from_json(read_text(path), "stdin" if path == "-" else path)
+    return kind.from_json(read_text(path), named(path))
 
 
 def screen(to_stderr: bool = False) -> Console:
@@ -260,19 +265,21 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
             f" weights {units.format_bytes(figures['weight_bytes'])}"
         )
     say(f"layers: pipeplan show {shlex.quote(args.output)}")
-    _tell_unmarked(chain)
+    tell_unmarked(chain)
     given = "--gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json"
     then(f"pipeplan plan {{}} {given}", args.output)
 
 
-def _tell_unmarked(chain: Chain) -> None:
-    """Say so where `launch` will not take the task from a plan of `chain`."""
+def tell_unmarked(chain: Chain) -> None:
+    """Say so where `launch` will not take the task from a plan of `chain`: it may be anyone's."""
     from pipeplan import taskref
 
-    if chain.task and not taskref.is_nameable(chain.task):
+    task = chain.task
+    if task and not taskref.is_nameable(task):
+        given = shlex.quote(task) if task.isprintable() else "with the task that is meant"
         say(
-            f"a plan may not name {chain.task}: mark the function with @pipeplan.task_function,"
-            f" below this directory, or give launch --task {shlex.quote(chain.task)}"
+            f"a plan may not name {units.shown(task)}: mark the function with"
+            f" @pipeplan.task_function, below this directory, or give launch --task {given}"
         )
 
 

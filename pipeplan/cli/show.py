@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     broken = len(verify(plan))
     if broken:
         rules = "a rule" if broken == 1 else f"{broken} rules"
-        common.say(f"warning: {args.plan} breaks {rules}: nothing of what is shown need hold")
+        name = common.named(args.plan)
+        common.say(f"warning: {name} breaks {rules}: nothing of what is shown need hold")
     common.then("pipeplan verify {}", args.plan)
     return 0
 

@@ -39,7 +39,6 @@ def add(verbs: common.Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay `args.plan`; 4 where it does not do what it claims."""
-    from pipeplan import taskref
     from pipeplan.errors import InvalidPlanError
     from pipeplan.lowering import lower
     from pipeplan.plan import Plan
@@ -66,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     if found:
         lines = "\n".join(f"  {each}" for each in found)
         raise InvalidPlanError(f"{args.plan}: the replay differs from the plan:\n{lines}", found)
-    size, files = len(plan.cluster.gpus), [args.plan]
-    launched = f"torchrun --nproc-per-node {size} -m pipeplan.launch --plan {{}}"
-    if plan.chain.task and not taskref.is_nameable(plan.chain.task):
-        launched, files = f"{launched} --task {{}}", [*files, plan.chain.task]
-    common.then(f"{launched} --out run", *files)
+    common.tell_unmarked(plan.chain)
+    size = len(plan.cluster.gpus)
+    common.then(
+        f"torchrun --nproc-per-node {size} -m pipeplan.launch --plan {{}} --out run", args.plan
+    )
     return 0
 
 

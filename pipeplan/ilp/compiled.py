@@ -30,7 +30,9 @@ Records = Any
 """An array of a structured type, or a record; compiled functions read fields as attributes."""
 
 
-COMPILING: Final = "numba compiles it, once after an installation, beside the limit"
+COMPILING: Final = (
+    "numba compiles it first, once after an installation; the limit does not count that"
+)
 NO_COMPILER: Final = (
     "numba is not installed, so schedules were searched some thirty times slower:"
     " pip install 'pipeplan[plan]'"

@@ -278,15 +278,20 @@ def test_errors_of_the_users_code_name_its_line(raises: str, where: str) -> None
 @pytest.mark.parametrize(
     ("reference", "told"),
     [
-        ("unmarked_tasks.py:task", " --task unmarked_tasks.py:task"),
-        ("no reference", " --task 'no reference'"),
+        ("unmarked_tasks.py:task", "may not name 'unmarked_tasks.py:task': "),
+        ("os:system(command='ls')", "launch --task 'os:system(command='\"'\"'ls'\"'\"')'"),
+        ("no\x1b[31m reference", "launch --task with the task that is meant"),
         ("marked_tasks.py:task", ""),
     ],
 )
-def test_the_next_command_has_the_task_that_a_plan_may_not_name(
+def test_a_replay_says_what_a_plan_may_not_name(
     capfd: pytest.CaptureFixture[str], reference: str, told: str
 ) -> None:
-    """Copied from the line of `simulate`, it is not refused."""
+    """The next command is refused without it, and a stranger's task is no one's own word."""
     written(reference)
     assert main(["simulate", "plan.json"]) == 0
-    assert f"--plan plan.json{told} --out run" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert told in said
+    assert ("may not name" in said) == bool(told)
+    assert said.rpartition("next: ")[2].endswith("--plan plan.json --out run\n")
+    assert "\x1b" not in said

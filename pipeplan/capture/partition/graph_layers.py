@@ -171,7 +171,7 @@ class _LayerBuilder:
     def module(self, nodes: set[Node], twins: Mapping[Node, Node]) -> fx.GraphModule:
         """The module that computes `nodes`; `twins` are this graph's nodes for those of training.
 
-        It holds the user's own tensors under their names in `model`.
+        It holds the user's own tensors, under the names of `_inside`.
         """
         graph = fx.Graph()
         made: dict[Node, Node] = {}
@@ -215,8 +215,11 @@ class _LayerBuilder:
 
 
 def _inside(name: str) -> str:
-    """Where a graph's module has what the model calls `name`: some names are its own (`meta`)."""
-    return f"model.{name}"
+    """Where a graph's module has what the model calls `name`.
+
+    Some names are the module's own (`meta`, `type`), and some are no names in Python (`class`).
+    """
+    return ".".join(f"of_{part}" for part in name.split("."))
 
 
 def _order(node: Node) -> tuple[int, ...]:

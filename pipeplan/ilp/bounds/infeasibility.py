@@ -127,9 +127,8 @@ def _states_reason(costs: CostModel) -> str | None:
     states, total = _states(costs), sum(costs.budgets)
     if states <= total:
         return None
-    which = "states that cannot be on the host" if costs.states_away else "states of all layers"
     return (
-        f"chain {costs.chain.name!r}: no plan exists: the {which} sum to {states}"
+        f"chain {costs.chain.name!r}: no plan exists: the {_which_states(costs)} sum to {states}"
         f" bytes ({format_bytes(states)}), {_all_have(costs)} {total}:"
         f" {states - total} bytes over. {suggestions(costs, only_states=True)}"
     )
@@ -160,10 +159,14 @@ def _kept_reason(costs: CostModel) -> str | None:
     if need <= total:
         return None
     return (
-        f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
+        f"chain {costs.chain.name!r}: no plan exists: the {_which_states(costs)} ({states} bytes)"
         f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes,"
         f" {_all_have(costs)} {total}: {need - total} bytes over. {suggestions(costs)}"
     )
+
+
+def _which_states(costs: CostModel) -> str:
+    return "states that cannot be on the host" if costs.states_away else "states of all layers"
 
 
 def _all_have(costs: CostModel) -> str:

@@ -95,7 +95,8 @@ def test_layers_equal_the_model(make: Callable[[], Task]) -> None:
     for layer, fqns in zip(model.layers, model.fqns, strict=True):
         for local, parameter in layer.named_parameters():
             assert users[fqns[local]] is parameter
-            assert local.endswith(fqns[local])
+            own = ".".join(part.removeprefix("of_") for part in local.split("."))
+            assert own.endswith(fqns[local])
     assert list(task.model.state_dict()) == names
     assert len(model.layers) >= 4
     assert task.model.training
