@@ -107,7 +107,8 @@ def measure_overhead(transport: Transport) -> int:
     run = [watch.time_beside(partial(worker.executor.run, step, 1)) for step in range(STEPS)]
     more = statistics.median(run) - statistics.median(bare)
     mine = max(0, int(more)) // (2 * MICROBATCHES)
-    return round(statistics.mean(transport.gather(mine)))
+    told: list[int] = transport.gather(mine)
+    return round(statistics.mean(told))
 
 
 def one_f_one_b_plan(ranks: int) -> Pattern:
