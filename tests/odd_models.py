@@ -551,7 +551,7 @@ class NamedAsTheGraph(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.meta = nn.Linear(WIDTH, WIDTH)
-        self.graph = Counter()
+        self.graph = torch.jit.script(nn.Linear(WIDTH, WIDTH))
         self.code = nn.ModuleDict({"class": nn.Linear(WIDTH, WIDTH), "in": nn.Linear(WIDTH, 3)})
 
     def forward(self, value: Tensor) -> Tensor:
