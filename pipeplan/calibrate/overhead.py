@@ -34,7 +34,7 @@ from pipeplan.split_model import SplitModel, TensorSpec
 from pipeplan.task import Task
 
 STEPS = 5
-MICROBATCHES = 40
+MICROBATCHES = 16
 _TOKENS, _WIDTH = 128, 256
 """What passes between stages: 128 KiB, the most that goes by a local socket."""
 
