@@ -33,8 +33,9 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.split_model import SplitModel, TensorSpec
 from pipeplan.task import Task
 
-STEPS = 5
-MICROBATCHES = 16
+STEPS = 3
+MICROBATCHES = 40
+"""Of a step: so many that its vote and update, which are no part of an action, hardly show."""
 _TOKENS, _WIDTH = 128, 256
 """What passes between stages: 128 KiB, the most that goes by a local socket."""
 
