@@ -63,7 +63,7 @@ class _Timed(torch.autograd.Function):
     """A layer with a graph of its own, so that both of its passes can be timed."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, layer: _Layer) -> Tensor:
+    def forward(ctx: Any, value: Tensor, layer: _TransformerLayer) -> Tensor:
         ctx.layer, ctx.input = layer, value.detach().requires_grad_()
         with layer.watch.running(), torch.enable_grad():
             output: Tensor = layer.block(ctx.input)
@@ -77,7 +77,7 @@ class _Timed(torch.autograd.Function):
         return ctx.input.grad, None
 
 
-class _Layer(nn.Module):
+class _TransformerLayer(nn.Module):
     """One layer of a transformer."""
 
     def __init__(self, watch: _Stopwatch) -> None:
@@ -134,7 +134,7 @@ def one_f_one_b_plan(ranks: int) -> Pattern:
 
 def _layers(ranks: int, watch: _Stopwatch) -> tuple[Task, SplitModel]:
     rows = torch.zeros(1, _TOKENS, _WIDTH)
-    layers = [_Layer(watch) for _ in range(ranks)]
+    layers = [_TransformerLayer(watch) for _ in range(ranks)]
     task = Task(
         model=layers,
         loss=nn.functional.mse_loss,
