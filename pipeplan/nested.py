@@ -168,10 +168,17 @@ class MicroBatch:
             target: of the first one, too.
 
         Raises:
-            InputError: if `data` fails, or gives something else than nested tensors.
+            InputError: if `data` fails, or gives something else than nested tensors, or none with
+                elements for the model.
         """
         given, compared = task.microbatch(number)
-        return cls(ModelArguments.of(given, arguments), ordered(compared, target))
+        made = cls(ModelArguments.of(given, arguments), ordered(compared, target))
+        if made.inputs and not any(tensor.numel() for tensor in made.inputs):
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in made.inputs)
+            raise InputError(
+                f"task: data({number}): got inputs of shape {shapes}, need at least one sample"
+            )
+        return made
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

@@ -286,7 +286,8 @@ def _made(
     kept: Mapping[str, OpaqueModule],
     fed: tuple[tuple[int, ...], ...] = (),
 ) -> SplitModel:
-    model, first = module_of(task), batch.inputs[0]
+    model = module_of(task)
+    first = next(tensor for tensor in batch.inputs if tensor.numel())
     names = _tensor_names(model)
     return SplitModel(
         layers=tuple(layers.values()),

@@ -50,16 +50,20 @@ def transformers(
         seed: of the windows.
 
     Raises:
-        InputError: if there is no such model or head, or the data are not for it.
+        InputError: if there is no such model, head or dtype, the model has no place for so many
+            tokens, or the data are not for it.
     """
-    made = _auto(head)
+    made, kind = _auto(head), _dtype(dtype)
+    for name, value in (("batch", batch), ("sequence", sequence)):
+        if value < 1:
+            raise InputError(f"transformers: {name}: got {value}, need at least 1")
     if not callable(data) and head != "CausalLM":
         raise InputError(
             f"transformers: head {head}: got data {data!r}, need a function of the micro-batch's"
             " number, from Python: texts and ids are for CausalLM"
         )
     try:
-        model = made.from_pretrained(name_or_folder, dtype=getattr(torch, dtype))
+        model = made.from_pretrained(name_or_folder, dtype=kind)
     except OSError as error:
         if Path(name_or_folder).is_dir():
             raise
@@ -70,6 +74,12 @@ def transformers(
     model.config.use_cache = False  # nothing is generated
     own = callable(data)
     if not callable(data):
+        places = getattr(model.config, "max_position_embeddings", None)
+        if isinstance(places, int) and 0 < places < sequence:
+            raise InputError(
+                f"transformers: sequence: got {sequence}, need at most {places}: the model has no"
+                " more positions (max_position_embeddings in its config.json)"
+            )
         vocabulary = model.get_input_embeddings().num_embeddings
         data = _windows(name_or_folder, data, batch, sequence, vocabulary, seed)
     return Task(
@@ -83,7 +93,12 @@ def transformers(
 
 
 def save_pretrained(
-    run: str | Path, name_or_folder: str, to: str | Path, *, head: str = "CausalLM"
+    run: str | Path,
+    name_or_folder: str,
+    to: str | Path,
+    *,
+    head: str = "CausalLM",
+    force: bool = False,
 ) -> None:
     """Write what a run has trained as a folder that `from_pretrained` reads.
 
@@ -92,11 +107,19 @@ def save_pretrained(
         name_or_folder: what the task was made from; its tokenizer goes along, if it has one.
         to: a folder, made if needed.
         head: as the task's.
+        force: whether a folder that holds something is written into.
 
     Raises:
-        InputError: if there is no model.pt, or it is that of another model.
+        InputError: if there is no model.pt, it is that of another model, or the folder is not
+            empty.
     """
     from transformers import AutoConfig, AutoTokenizer
+
+    if not force and Path(to).is_dir() and any(Path(to).iterdir()):
+        raise InputError(
+            f"save_pretrained: {to}: holds files already. Choose another folder, or give"
+            " force=True"
+        )
 
     file = Path(run) / "model.pt"
     if not file.is_file():
@@ -130,6 +153,15 @@ def _auto(head: str) -> Any:
     return found
 
 
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise InputError(
+            f"transformers: got dtype {name!r}, need one of torch: float32, bfloat16, .."
+        )
+    return found
+
+
 def _windows(
     folder: str, data: str | None, batch: int, sequence: int, vocabulary: int, seed: int
 ) -> MicroBatches:
@@ -158,19 +190,20 @@ def _ids(data: str, folder: str, sequence: int, vocabulary: int) -> Tensor:
     """
     where = f"transformers: data {data}"
     try:
-        if data.endswith(".npy"):
-            ids = torch.from_numpy(np.load(data).astype(np.int64)).flatten()
-        else:
-            from transformers import AutoTokenizer
-
-            text = Path(data).read_text(encoding="utf-8")
-            found = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)
-            ids = torch.tensor(found["input_ids"])
+        found = np.load(data) if data.endswith(".npy") else Path(data).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(
             f"{where}: cannot be read: {error}. Check the path: a text in UTF-8, or token ids in a"
             " .npy file"
         ) from None
+    if isinstance(found, str):
+        ids = torch.tensor(_tokenized(found, folder, where))
+    elif found.ndim == 1 and np.issubdtype(found.dtype, np.integer):
+        ids = torch.from_numpy(found.astype(np.int64))
+    else:
+        raise InputError(
+            f"{where}: got {found.dtype} of shape {found.shape}, need whole numbers in one row"
+        )
     if len(ids) < sequence:
         raise InputError(
             f"{where}: got {len(ids)} tokens, need {sequence}: give a shorter sequence"
@@ -181,3 +214,17 @@ def _ids(data: str, folder: str, sequence: int, vocabulary: int) -> Tensor:
             f" the model in {folder}: tokenize with its tokenizer"
         )
     return ids
+
+
+def _tokenized(text: str, folder: str, where: str) -> list[int]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{where}: is a text, and {folder} has no tokenizer that can be loaded:"
+            f" {error_line(error)}. Save its tokenizer there, or give token ids in a .npy file"
+        ) from None
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found

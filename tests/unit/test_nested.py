@@ -302,6 +302,22 @@ def test_what_no_stage_can_be_given_is_refused(given: object, why: str) -> None:
         replace(by_name(), data=lambda _: given).microbatch(0)
 
 
+def test_the_samples_are_those_of_the_first_input_that_has_elements() -> None:
+    """One without is data as any other is; a micro-batch of nothing is refused."""
+    rows = (torch.zeros(0, 3), torch.ones(ROWS, 3))
+
+    class Second(nn.Linear):
+        def forward(self, nothing: Tensor, rows: Tensor) -> Tensor:
+            return super().forward(rows).mean() + nothing.sum()
+
+    def task(*rows: Tensor) -> Task:
+        return replace(own_loss(), model=Second(3, 1), loss=torch.sub, data=lambda _: (rows, 1.0))
+
+    assert split(task(*rows)).microbatch_size == ROWS
+    with pytest.raises(InputError, match=r"data\(0\): got inputs of shape \[0, 3\], \[0, 3\]"):
+        split(task(rows[0], rows[0]))
+
+
 def test_a_model_without_a_loss_is_refused() -> None:
     """It says how a model gives one."""
     task = replace(own_loss(), data=batch)

@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = library.LlamaConfig(
         vocab_size=WORDS + 1,
         hidden_size=16,
+        max_position_embeddings=100,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -114,12 +115,22 @@ def test_what_was_trained_is_theirs_again(
 def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
     """Another head or model, a file that is missing, too short, or of another tokenizer."""
     np.save(tmp_path / "other.npy", np.arange(200))
+    np.save(tmp_path / "floats.npy", np.arange(60.0))
+    np.save(tmp_path / "rows.npy", np.arange(60).reshape(6, 10) % WORDS)
+    text, bare = str(folder / "text.txt"), tmp_path / "bare"
+    library.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(bare)
     for words, message in (
         ({"head": "Casual"}, "got head 'Casual', need one of AutoModelFor"),
         ({"data": str(tmp_path / "none.txt")}, r"none.txt: cannot be read: .*Check the path"),
         ({"data": str(folder / "text.txt"), "sequence": 99}, "got 60 tokens, need 99"),
         ({"data": str(tmp_path / "other.npy")}, f"got ids 0 to 199, need 0 to {WORDS}, .*"),
-        ({"dtype": "float31"}, "float31"),
+        ({"dtype": "float31"}, "got dtype 'float31', need one of torch"),
+        ({"dtype": "nn"}, "got dtype 'nn', need one of torch"),
+        ({"batch": 0}, "batch: got 0, need at least 1"),
+        ({"sequence": 101}, "sequence: got 101, need at most 100: .*max_position_embeddings"),
+        ({"data": str(tmp_path / "floats.npy")}, "got float64 of shape .60,., need whole numbers"),
+        ({"data": str(tmp_path / "rows.npy")}, "got int64 of shape .6, 10., need .* in one row"),
+        ({"name_or_folder": str(bare), "data": text}, f"a text, and {bare} has no tokenizer"),
     ):
         with pytest.raises(InputError, match=message):
             made(folder, **words)
@@ -130,3 +141,14 @@ def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "model.pt")
     with pytest.raises(InputError, match="is not of"):
         save_pretrained(tmp_path, str(folder), tmp_path / "trained")
+
+
+def test_a_folder_that_holds_files_stays(folder: Path, tmp_path: Path) -> None:
+    """As the folder that the model came from; unless `force` says so."""
+    trained = library.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    torch.save(trained, tmp_path / "model.pt")
+    (tmp_path / "mine").mkdir()
+    save_pretrained(tmp_path, str(folder), tmp_path / "mine")
+    with pytest.raises(InputError, match=r"mine: holds files already\. .*force=True"):
+        save_pretrained(tmp_path, str(folder), tmp_path / "mine")
+    save_pretrained(tmp_path, str(folder), tmp_path / "mine", force=True)
