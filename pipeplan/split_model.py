@@ -53,6 +53,8 @@ class SplitModel:
     names: tuple[str, ...]
     fqns: tuple[dict[str, str], ...]
     """Per layer: parameter or buffer name inside the layer -> its name in the user's model."""
+    parameter_order: tuple[str, ...] = ()
+    """Names of parameters as the user's model lists them; empty: as the layers do."""
     modules: tuple[tuple[str, ...], ...] = ()
     """Per layer: modules of the user's model whose code runs in it; empty: names tell them."""
     boundaries: tuple[tuple[TensorSpec, ...], ...]

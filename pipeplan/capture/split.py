@@ -293,6 +293,7 @@ def _made(
         layers=tuple(layers.values()),
         names=tuple(layers),
         fqns=tuple(_fqns(layer, names) for layer in layers.values()),
+        parameter_order=tuple(name for name, _ in model.named_parameters()),
         boundaries=traced.boundaries,
         microbatch_size=first.shape[0] if first.dim() else 1,
         arguments=batch.arguments.structure,

@@ -1,8 +1,9 @@
 """How long the gradient of a whole model is, from what each stage knows of its own.
 
-The norm is the one of `torch.nn.utils.clip_grad_norm_` over the parameters in chain order: the
-norm of each parameter's gradient, then the norm of these norms, those of one dtype side by side.
-So the result does not depend on the plan. A shared parameter counts once.
+The norm is the one of `torch.nn.utils.clip_grad_norm_(model.parameters(), ..)`: the norm of each
+parameter's gradient, then the norm of these norms in the order in which the model lists its
+parameters, those of one dtype side by side. So the result does not depend on the plan. A shared
+parameter counts once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from pipeplan.gradients import sum_dtype
@@ -36,15 +37,14 @@ class NormLayout:
         """The stage of each place."""
         self.hosts = sorted({stage.gpu for stage in stages})
         """Ranks that host anything."""
-        for stage in stages:
-            for layer in range(stage.first, stage.last + 1):
-                for local, parameter in split.layers[layer].named_parameters():
-                    name = split.fqns[layer][local]
-                    if parameter.requires_grad and name not in self.place:
-                        self.place[name] = len(self.dtypes)
-                        self.ranks[stage.gpu].append(len(self.dtypes))
-                        self.dtypes.append(sum_dtype(parameter, accumulate))
-                        self.stages.append(stage.id)
+        owners = _owners(stages, split)
+        order = {name: place for place, name in enumerate(split.parameter_order)}
+        for name in sorted(owners, key=lambda name: order.get(name, len(order))):
+            stage, parameter = owners[name]
+            self.place[name] = len(self.dtypes)
+            self.ranks[stage.gpu].append(len(self.dtypes))
+            self.dtypes.append(sum_dtype(parameter, accumulate))
+            self.stages.append(stage.id)
         self._kinds = tuple(_kinds(self.dtypes))
 
     def told(self, place: int) -> str:
@@ -70,6 +70,19 @@ class NormLayout:
             joined = joined.pin_memory().to(device, non_blocking=True)
         norm: Tensor = torch.linalg.vector_norm(joined)
         return norm
+
+
+def _owners(
+    stages: Sequence[PlannedStage], split: SplitModel
+) -> dict[str, tuple[PlannedStage, nn.Parameter]]:
+    """The trained parameters by name, in chain order, each with the first stage that has it."""
+    found: dict[str, tuple[PlannedStage, nn.Parameter]] = {}
+    for stage in stages:
+        for layer in range(stage.first, stage.last + 1):
+            for local, parameter in split.layers[layer].named_parameters():
+                if parameter.requires_grad:
+                    found.setdefault(split.fqns[layer][local], (stage, parameter))
+    return found
 
 
 def norms_of(gradients: list[Tensor]) -> Tensor:

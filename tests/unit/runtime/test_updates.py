@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from pipeplan import lowering
+from pipeplan.capture import split
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
@@ -378,3 +379,55 @@ def test_complex_weights(semantics: Semantics) -> None:
     split, task = pipelines.split_by_hand([Waves(), nn.Linear(6, 6), Waves()], "adamw")
     task = replace(task, clip_norm=0.2, loss_scale=LossScale(initial=8.0, interval=2))
     assert check(([1, 2], [0, 1, 0]), semantics, split, task).norms
+
+
+class Registered(nn.Module):
+    """Lists its parameters in another order than it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(24, 1)
+        self.wide = nn.Linear(24, 24)
+        self.first = nn.Linear(6, 24)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.wide(torch.tanh(self.first(rows)))))
+
+
+def test_the_norm_is_that_of_the_models_list_of_parameters() -> None:
+    """Norms and weights are those of a plain loop over `model.parameters()`, bit for bit.
+
+    In the order in which the layers run, some norm would have other bits.
+    """
+    torch.manual_seed(5)
+    model, alone = Registered(), Registered()
+    alone.load_state_dict(model.state_dict())
+    rows = torch.randn(STEPS * M, 4, 6)
+    task = Task(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=lambda number: (rows[number % len(rows)], rows[number % len(rows), :, :1].sin()),
+        clip_norm=0.1,
+    )
+    chain = split(task)
+    plan = pipelines.plan_of([1, 2], [0, 1, 0], "flush", M, layers=len(chain.layers))
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), chain, task, STEPS)
+
+    optimizer = task.optimizer(alone.parameters())
+    norms, others = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(step * M, (step + 1) * M):
+            source, target = task.microbatch(number)
+            nn.functional.mse_loss(alone(source), target).backward()
+        for parameter in alone.parameters():
+            parameter.grad /= M
+        used = nn.Sequential(alone.first, alone.wide, alone.last).parameters()
+        others.append(nn.utils.get_total_norm([each.grad for each in used]).item())
+        norms.append(nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item())
+        optimizer.step()
+    assert norms != others
+    assert list(outcome.norms) == norms
+    for name, value in alone.named_parameters():
+        assert torch.equal(outcome.weights[name], value), name
