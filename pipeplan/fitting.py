@@ -52,7 +52,8 @@ def fitted(
         raise InputError(
             f"launch: the model is not the one the plan was made for: got {count} layers{other}"
             f" and task digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.."
-            " Profile and plan again, or give the --task the chain was profiled from."
+            f" {_difference(plan, model)}Profile and plan again, or give the --task the chain was"
+            " profiled from."
         )
     if find_ties(plan.stages, model) and need and how != then:
         raise InputError(
@@ -61,6 +62,19 @@ def fitted(
         )
     _check_waiting(plan, task)
     return replace(model, notes=(*model.notes, *_doubts(plan, task, layers)))
+
+
+def _difference(plan: Plan, model: SplitModel) -> str:
+    """Where two models first differ, as far as a chain tells; shapes are in its digest alone."""
+    for index, (got, layer) in enumerate(zip(model.names, plan.chain.layers, strict=False)):
+        if got != layer.name:
+            return f"Layer {index} is {got!r}, the plan's {layer.name!r}. "
+    if len(model.names) != len(plan.chain.layers):
+        return ""
+    return (
+        "Layers have the plan's names: shapes, types or what is frozen differ, of parameters or of"
+        " data. "
+    )
 
 
 def _doubts(plan: Plan, task: Task, layers: SplitModel) -> list[str]:

@@ -387,15 +387,25 @@ def test_a_model_on_meta_without_a_source_is_refused() -> None:
         assert "every rank then builds only what it hosts" in str(told.value)
 
 
-def test_another_model_than_the_plans_is_refused() -> None:
-    """The draft has a digest like any model."""
+OTHERS = {
+    "shapes": (
+        lambda: task_of([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)]),
+        "Layers have the plan's names: shapes, .* differ",
+    ),
+    "layers": (
+        lambda: task_of(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))),
+        "got 2 layers .*need 3 layers",
+    ),
+    "names": (lambda: task_of(Net()), r"Layer 0 is 'blocks\.0.*', the plan's '0:Linear'"),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), OTHERS.values(), ids=OTHERS)
+def test_another_model_than_the_plans_is_refused(make: Callable[[], Task], why: str) -> None:
+    """The draft has a digest like any model; the message says where they differ."""
     plan = plan_for(seeded(MAKERS["list"]))
-    with pytest.raises(InputError, match="the model is not the one the plan was made for"):
-        Draft(
-            seeded(lambda: task_of([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)])),
-            plan,
-            pytest.fail,
-        )
+    with pytest.raises(InputError, match=f"is not the one the plan was made for: .*{why}"):
+        Draft(seeded(make), plan, pytest.fail)
 
 
 def test_ranks_have_a_sample_of_weights_to_compare() -> None:
