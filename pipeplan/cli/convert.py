@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan import importers
     from pipeplan.errors import InputError
 
-    output.check_output(args.output, args.force)
+    output.check_output(args.output, args.force, [args.profile])
     text = common.read_text(args.profile)
     where = "stdin" if args.profile == "-" else args.profile
     name = args.name or Path(where).stem

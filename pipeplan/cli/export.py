@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.exporters import FORMATS, rank_gpus
     from pipeplan.plan import Plan
 
-    output.check_output(args.output, args.force)
+    output.check_output(args.output, args.force, [args.plan])
     plan = common.read(Plan, args.plan)
     text = FORMATS[args.format](plan)
     output.write(args.output, text, args.force)

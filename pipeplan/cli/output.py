@@ -16,11 +16,17 @@ from pipeplan.errors import InputError
 from pipeplan.whole_file import beside
 
 
-def check_output(path: str, force: bool) -> None:
+def check_output(path: str, force: bool, reads: Sequence[str | None] = ()) -> None:
     """Refuse a file that could not be written at the end, before the work begins.
 
+    Args:
+        path: the file.
+        force: whether it may exist.
+        reads: files that the command reads, of another kind than it writes.
+
     Raises:
-        InputError: if `path` exists and `force` is not given, or nothing can be written there.
+        InputError: if `path` exists and `force` is not given, it is one of those that are read,
+            or nothing can be written there.
     """
     if path == "-":
         return
@@ -31,13 +37,17 @@ def check_output(path: str, force: bool) -> None:
         raise InputError(f"output {path}: need a file in an existing folder. Check the path.")
     if place.exists() and not place.is_file():
         raise InputError(f"output {path}: got a device, need a file. Check the path.")
+    if place.exists() and place in {_target(name) for name in reads if name}:
+        raise InputError(f"output {path}: is what the command reads. Choose another file.")
     if place.exists() and not force:
         raise InputError(f"output {path}: exists already. Choose another file or give --force.")
     with _written(path):
         _try(place)
 
 
-def check_outputs(paths: Iterable[str | None], force: bool) -> None:
+def check_outputs(
+    paths: Iterable[str | None], force: bool, reads: Sequence[str | None] = ()
+) -> None:
     """`check_output` for all files of one command that are wanted: no two may be one.
 
     Raises:
@@ -45,7 +55,7 @@ def check_outputs(paths: Iterable[str | None], force: bool) -> None:
     """
     places: set[Path] = set()
     for path in filter(None, paths):
-        check_output(path, force)
+        check_output(path, force, reads)
         if path != "-" and _is_stream(path):
             continue
         place = Path(path) if path == "-" else _target(path)

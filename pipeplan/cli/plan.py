@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     microbatch_sizes.check(args, len(points))
     folder = output.output_folder(args.output, args.force) if len(points) > 1 else None
     if folder is None:
-        output.check_output(args.output, args.force)
+        output.check_output(args.output, args.force, [*args.chains, args.cluster, args.refine])
     chains = [common.read(Chain, name) for name in args.chains]
     if args.refine:
         chains = [refine(chains[0], common.read(StageProfile, args.refine))]

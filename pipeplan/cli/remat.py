@@ -188,7 +188,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
     for picture in (args.picture, args.curve_picture):
         output.check_ending(picture)
-    output.check_outputs((args.output, args.picture, args.curve_picture), args.force)
+    files = (args.output, args.picture, args.curve_picture)
+    output.check_outputs(files, args.force, [args.chain])
     if args.output == "-" and args.curve and not args.curve_picture:
         raise InputError("--curve: got -o -, need stdout for the curve. Give -o a file.")
 

@@ -73,6 +73,30 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work() -> None:
             output.output_folder(path, force=False)
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["plan", "FILE", "--gpus", "2", "--memory", "1GiB", "--bandwidth", "1GB/s"],
+        ["import", "FILE", "--format", "csv"],
+        ["export", "FILE", "--format", "megatron"],
+        ["remat", "FILE", "--budget", "1GiB"],
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_what_a_command_reads_is_not_written_over(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even with --force, nor by a link."""
+    file, link = tmp_path / "file.json", tmp_path / "link.json"
+    file.write_text("theirs")
+    link.symlink_to(file)
+    given = [str(file) if word == "FILE" else word for word in verb]
+    for path in (file, link):
+        assert main([*given, "-o", str(path), "--force"]) == 2
+        assert f"output {path}: is what the command reads" in capsys.readouterr().err
+    assert file.read_text() == "theirs"
+
+
 def test_a_file_that_comes_meanwhile_is_kept(tmp_path: Path) -> None:
     """What another program wrote during the search stays; so does what was found."""
     file = tmp_path / "plan.json"
