@@ -15,12 +15,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from pipeplan import taskref
 from pipeplan.errors import InputError
 from pipeplan.precision import HALVES
 
 WIDE = torch.float32
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+MakeSchedule = Callable[[Optimizer], LRScheduler]
 """What a task gives: parameters -> their optimizer."""
 
 
@@ -153,6 +156,29 @@ def optimizer_of(
             " self.param_groups."
         )
     return optimizer
+
+
+def schedule_of(make: MakeSchedule, optimizer: Optimizer) -> LRScheduler:
+    """The user's learning-rate schedule of one optimizer.
+
+    Some change what the optimizer keeps: a one-cycle schedule gives SGD a momentum.
+
+    Raises:
+        InputError: if it cannot be made, or depends on more than the number of updates.
+    """
+    try:
+        schedule = make(optimizer)
+    except Exception as error:
+        raise InputError(
+            f"task: scheduler: failed on one layer's optimizer: {taskref.error_line(error)}. Give"
+            " a function: optimizer -> a schedule of torch.optim.lr_scheduler"
+        ) from error
+    if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler):
+        raise InputError(
+            f"task: scheduler: got {type(schedule).__name__}, need a schedule of"
+            " torch.optim.lr_scheduler that depends on the number of updates alone"
+        )
+    return schedule
 
 
 def _check_given(optimizer: Optimizer, parameters: Mapping[nn.Parameter, nn.Parameter]) -> None:

@@ -175,7 +175,7 @@ class Task:
             )
         try:
             given = self.data(number)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {error}".rstrip(".: ") + taskref.users_line(error)
             ends = isinstance(error, IndexError | StopIteration) and number > 0
             step = f". {_ENDLESS}" if ends else ""
@@ -319,7 +319,7 @@ def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) 
         task = function(**arguments)
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         explained = f". {_EXPLAINED}" if f"{Task.__name__}.__init__" in str(error) else ""
         raise InputError(
             f"task {parts.text!r}: {parts.name}() failed: {taskref.error_line(error)}{explained}"

@@ -212,7 +212,7 @@ def _module(reference: Reference) -> object:
         return module
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"task {text!r}: importing {place} failed: {error_line(error)}"
         ) from error
@@ -243,7 +243,7 @@ def _look_beside(folder: Path) -> None:
     _FOLDERS.add(folder)
 
 
-def error_line(error: Exception) -> str:
+def error_line(error: BaseException) -> str:
     """`error` in one line, where it came up, and a next step where a download has failed."""
     text = " ".join(f"{type(error).__name__}: {error}".split()) + users_line(error)
     chain: list[BaseException] = [error]
@@ -257,7 +257,7 @@ def error_line(error: Exception) -> str:
     )
 
 
-def users_line(error: Exception) -> str:
+def users_line(error: BaseException) -> str:
     """` (own.py:12, in helper)`: the innermost line that is no library's; empty if all are."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(_NOT_OWN)]

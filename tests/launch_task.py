@@ -63,6 +63,12 @@ def clipped(seed: int) -> Task:
 
 
 @task_function
+def misread(seed: int) -> Task:
+    """With a schedule that asks for losses."""
+    return replace(task(seed), scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)  # type: ignore[arg-type]
+
+
+@task_function
 def validated(seed: int, fails: str = "") -> Task:
     """The task with validation data, a metric, and a callback that writes what it hears.
 

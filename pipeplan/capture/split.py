@@ -250,7 +250,19 @@ def _told(
         *eager_notes(kept),
         *sharing_notes(layers),
         *_hooked(layers),
+        *_sparse(module_of(task)),
     )
+
+
+def _sparse(model: nn.Module) -> Iterator[str]:
+    """Tables whose gradients a plain loop adds up row by row."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    for name, module in model.named_modules():
+        if isinstance(module, tables) and module.sparse:
+            yield (
+                f"module {name!r} makes sparse gradients: they add up in dense sums, which the"
+                " optimizer steps, so its last bits may differ from those of a plain loop"
+            )
 
 
 def _hooked(layers: Mapping[str, nn.Module]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeplan.capture.layer_costs.optimizer_cost import check_optimizing
 from pipeplan.errors import InputError
 from pipeplan.filling import fill
 from pipeplan.hosting import Draft
@@ -64,6 +65,7 @@ def loaded(
     draft = Draft(anew, plan, say)
     data = check_data(draft.task)
     if options.dry_run:
+        check_optimizing(draft.task, draft.split)
         return Loaded(draft.task, draft.split, data, {})
     reads = draft.task.weights is not None and not resumes
     gpu = place.rank % len(plan.cluster.gpus)

@@ -275,6 +275,15 @@ def test_errors_of_the_users_code_name_its_line(raises: str, where: str) -> None
 
 
 @pytest.mark.usefixtures("ran")
+def test_a_file_that_exits_is_told_of() -> None:
+    """Its exit code would be taken for ours: 3 says that there is no plan."""
+    Path("script.py").write_text("def main():\n    raise SystemExit(3)\n\nmain()\n")
+    told = r"importing script\.py failed: SystemExit: 3 \(script\.py:2, in main\)"
+    with pytest.raises(InputError, match=told):
+        load("script.py:task")
+
+
+@pytest.mark.usefixtures("ran")
 @pytest.mark.parametrize(
     ("reference", "told"),
     [

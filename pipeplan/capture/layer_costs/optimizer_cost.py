@@ -17,8 +17,9 @@ from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
-from pipeplan.gradients import cast_back, given, optimizer_of, stepped, sum_of
+from pipeplan.gradients import cast_back, given, optimizer_of, schedule_of, stepped, sum_of
 from pipeplan.livebytes import LiveBytes, storage_bytes
+from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 
 Work = Callable[[], None]
@@ -101,7 +102,7 @@ def step_kind(task: Task, parameters: Sequence[nn.Parameter], users: Users) -> o
                 if n not in ("params", "param_names")
             ),
         )
-        for group in optimizer_of(task.optimizer, known).param_groups
+        for group in _begun(task, known).param_groups
     )
     return groups, tuple((tuple(p.shape), p.stride(), p.dtype) for p in parameters)
 
@@ -131,10 +132,7 @@ def step_cost(
     except InputError:
         raise
     except Exception as error:
-        raise InputError(
-            f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
-            " It must work on any part of the model, with step() without arguments."
-        ) from error
+        raise _failed(error) from error
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
@@ -158,7 +156,7 @@ def _measure(
     with live:
         theirs = [users.get(each, each) for each in parameters]
         with live.paused():  # or memory of those that the user knows would count
-            optimizer = optimizer_of(task.optimizer, dict(zip(theirs, masters, strict=True)))
+            optimizer = _begun(task, dict(zip(theirs, masters, strict=True)))
             _fake_state(optimizer)
         live.count(_state(optimizer))
         update()
@@ -181,6 +179,37 @@ def _measure(
         state_bytes=state_bytes,
         workspace_bytes=live.peak - storage_bytes(known) - state_bytes,
     )
+
+
+def _failed(error: Exception) -> InputError:
+    return InputError(
+        f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
+        " It must work on any part of the model, with step() without arguments."
+    )
+
+
+def check_optimizing(task: Task, model: SplitModel) -> None:
+    """Refuse an optimizer or a schedule that cannot be made for a layer.
+
+    Raises:
+        InputError: if it cannot.
+    """
+    for layer in model.layers:
+        if parameters := [each for each in layer.parameters() if each.requires_grad]:
+            step_kind(task, parameters, model.originals)
+
+
+def _begun(task: Task, known: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
+    """The task's optimizer with what its schedule sets at the start, such as a momentum."""
+    try:
+        optimizer = optimizer_of(task.optimizer, known)
+    except InputError:
+        raise
+    except Exception as error:
+        raise _failed(error) from error
+    if task.scheduler is not None:
+        schedule_of(task.scheduler, optimizer)
+    return optimizer
 
 
 def _fake_state(optimizer: Optimizer) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from pipeplan.errors import InputError
-from pipeplan.gradients import MakeOptimizer, given, optimizer_of
+from pipeplan.gradients import MakeOptimizer, MakeSchedule, given, optimizer_of, schedule_of
 from pipeplan.runtime.parameters.state_room import StateRoom
 
 
@@ -22,7 +22,7 @@ class OptimizerFactory:
     """How parameters are optimized: what the task says of it."""
 
     optimizer: MakeOptimizer
-    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    scheduler: MakeSchedule | None = None
     accumulate: torch.dtype | None = None
     """In which gradients of weights in 16 bits add up."""
     master_weights: bool = False
@@ -82,14 +82,7 @@ class OptimizerFactory:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch: schedule stepped before the optimizer
             for optimizer in each:
-                scheduler = self.scheduler(optimizer)
-                if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(
-                    scheduler, LRScheduler
-                ):
-                    raise InputError(
-                        f"task: scheduler: got {type(scheduler).__name__}, need a schedule of"
-                        " torch.optim.lr_scheduler that depends on the number of updates alone"
-                    )
+                scheduler = schedule_of(self.scheduler, optimizer)
                 for _ in range(step):
                     scheduler.step()
                 yield scheduler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from pipeplan.capture import profile_task, split
 from pipeplan.chain import Chain
+from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
@@ -234,6 +236,27 @@ def test_optimizer_bytes_are_all_state_tensors() -> None:
     linear = chain.layers[0]
     assert linear.optimizer_bytes == 2 * linear.weight_bytes + 2 * 4
     assert linear.gradient_bytes == linear.weight_bytes == (64 * 128 + 128) * 4
+
+
+def test_states_that_a_schedule_asks_for_count() -> None:
+    """A one-cycle schedule gives SGD a momentum; a schedule that cannot be made is refused."""
+
+    def task(schedule: Callable[[torch.optim.Optimizer], object]) -> Task:
+        plain = _several(nn.Linear(64, 64), nn.Linear(64, 64))
+        return replace(plain, scheduler=schedule)  # type: ignore[arg-type]
+
+    schedules = torch.optim.lr_scheduler
+    chain = profile_task(task(partial(schedules.OneCycleLR, max_lr=0.1, total_steps=5)), repeats=1)
+    assert [each.optimizer_bytes for each in chain.layers] == [
+        each.weight_bytes for each in chain.layers
+    ]
+    for wrong, why in (
+        (schedules.StepLR, "failed on one layer's optimizer: TypeError: .*step_size"),
+        (schedules.ReduceLROnPlateau, "got ReduceLROnPlateau, need a schedule"),
+        (lambda _: None, "got NoneType, need a schedule"),
+    ):
+        with pytest.raises(InputError, match=f"task: scheduler: {why}"):
+            profile_task(task(wrong), repeats=1)
 
 
 def test_optimizer_workspace_is_the_peak_of_a_real_step() -> None:

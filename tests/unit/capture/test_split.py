@@ -279,3 +279,11 @@ def test_capture_does_not_import_transformers() -> None:
     """Only a task with a Hugging Face model pays for that library."""
     code = "import sys, pipeplan.capture; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_tables_with_sparse_gradients_are_told_of() -> None:
+    """A plain loop adds their rows in another order."""
+    batch = torch.ones(2, 3, dtype=torch.long), torch.zeros(2, 12)
+    layers = [nn.Embedding(9, 4, sparse=True), nn.Flatten()]
+    (note,) = split(simple(layers, data=lambda _: batch)).notes
+    assert note.startswith("module '0' makes sparse gradients")

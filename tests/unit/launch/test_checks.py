@@ -62,6 +62,7 @@ REFUSED = [
     ("--plan @plan1.json --timeout soon", 2, "'soon'"),
     ("--plan @plan1.json --task nowhere:task", 2, "nowhere"),
     ("--plan @plan1.json --task tests.launch_task:other_task", 2, "digest"),
+    ("--plan @plan1.json --task tests.launch_task:misread --dry-run", 2, "got ReduceLROnPlateau"),
     ("--plan @plan1.json --out @full", 2, "not empty"),
     ("--plan @plan1.json --timeout 0s", 2, "got '0s', need at least 1ms"),
     ("--plan @plan1.json --out @plan1.json", 2, "need a directory"),
