@@ -12,6 +12,7 @@ from pipeplan.plan import Plan
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
+from pipeplan.units import counted
 
 
 def split_for(plan: Plan, task: Task) -> SplitModel:
@@ -50,10 +51,10 @@ def fitted(
     if count != planned or need not in (None, got):
         other = "" if how == then else f" (tied={how!r}, the plan's {then!r})"
         raise InputError(
-            f"launch: the model is not the one the plan was made for: got {count} layers{other}"
-            f" and task digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.."
-            f" {_difference(plan, model)}Profile and plan again, or give the --task the chain was"
-            " profiled from."
+            "launch: the model is not the one the plan was made for: got"
+            f" {counted(count, 'layer')}{other} and task digest {got[:12]}.., need"
+            f" {counted(planned, 'layer')} and {(need or 'any')[:12]}.. {_difference(plan, model)}"
+            "Profile and plan again, or give the --task the chain was profiled from."
         )
     if find_ties(plan.stages, model) and need and how != then:
         raise InputError(

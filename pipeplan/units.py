@@ -151,6 +151,11 @@ def parse_factor(text: str, what: str = "factor") -> Fraction:
     return factor
 
 
+def counted(count: int, name: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
 def format_bytes(value: int) -> str:
     """`value` for people: `1.50 GiB`, exact below 1 KiB."""
     size, unit = byte_unit(value)

@@ -259,7 +259,7 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
         emit({"chain": args.output, "name": chain.name, **figures})
     else:
         print(
-            f"{args.output}: {chain.name}, {len(layers)} layers,"
+            f"{args.output}: {chain.name}, {units.counted(len(layers), 'layer')},"
             f" forward {units.format_ns(figures['forward_ns'])}{_light(figures)},"
             f" backward {units.format_ns(figures['backward_ns'])},"
             f" weights {units.format_bytes(figures['weight_bytes'])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pipeplan.cli import common, helptext, output
+from pipeplan.units import counted
 
 _EXAMPLE = """\
 pipeplan export plan.json --format torch-csv -o schedule.csv
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         common.emit({"file": args.output, "format": args.format, "rank_gpus": ranks})
     else:
         print(
-            f"{args.output}: {len(ranks)} ranks, {len(plan.stages)} stages,"
+            f"{args.output}: {counted(len(ranks), 'rank')}, {counted(len(plan.stages), 'stage')},"
             f" {plan.microbatches} micro-batches per step"
         )
     if args.format == "torchtitan":

@@ -46,12 +46,19 @@ def line(best: Fraction | None, bound: Fraction, gap: float | None, phase: str) 
     return f"{phase}: best {plan}, {proven}, gap {'?' if gap is None else f'{gap:.2%}'}"
 
 
+_NEWS_S, _SILENT_S = 1, 5
+
+
 class _Log:
-    """Says each new phase, and better plans at most once a second."""
+    """Says each phase when it comes for the first time, what is better, and now and then the rest.
+
+    A search goes through its phases again and again: better plans are told at most once a second,
+    and a phase that comes again where nothing was said for five.
+    """
 
     def __init__(self) -> None:
-        self._phase = ""
-        self._best: Fraction | None = None
+        self._phases: set[str] = set()
+        self._known: tuple[Fraction | None, str] = None, ""
         self._at = 0.0
 
     def __call__(
@@ -62,6 +69,10 @@ class _Log:
         gap: float | None,
         phase: str,
     ) -> None:
-        if phase != self._phase or (best != self._best and elapsed >= self._at + 1):
-            self._phase, self._best, self._at = phase, best, elapsed
+        found, _ = self._known
+        wait = _NEWS_S if best != found else _SILENT_S
+        again = (best, phase) != self._known and elapsed >= self._at + wait
+        if phase not in self._phases or again:
+            self._phases.add(phase)
+            self._known, self._at = (best, phase), elapsed
             common.say(f"{elapsed:6.1f} s  {line(best, bound, gap, phase)}")

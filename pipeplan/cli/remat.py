@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common, flags, output, progress, remat_curve, remat_graph, remat_states
+from pipeplan.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +140,7 @@ def _run_chain(args: argparse.Namespace, chain: Chain) -> int:
     costs = from_chain(chain)
     channel = _channel(args)
     slots = args.slots or SLOTS
-    common.say(f"planning {costs.layers} layers")
+    common.say(f"planning {counted(costs.layers, 'layer')}")
     heard = progress.timed()
     found = rematerialize_chain(costs, args.budget, args.method, slots, channel, heard)
     if args.output:

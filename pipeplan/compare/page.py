@@ -13,7 +13,7 @@ from pipeplan.compare.table import loss
 from pipeplan.report.page import Page
 from pipeplan.report.page.schedule_sections import JudgedSchedule, PeriodOverMemory, Schedules
 from pipeplan.report.page.sections import Figure, KeyFigures, Section
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import counted, format_bytes, format_ns
 
 _CAUSES = "imbalance", "communication", "waiting", "fill_drain"
 _NAMES = "uneven work", "communication", "waiting", "fill and drain"
@@ -41,7 +41,7 @@ def _schedules(comparison: Comparison, point: ComparisonPoint, name: str) -> Sch
     bound = point.bound_ns
     return Schedules(
         name,
-        f"{gpus} GPU{'s' if gpus > 1 else ''} of {format_bytes(point.budget_bytes)}",
+        f"{counted(gpus, 'GPU')} of {format_bytes(point.budget_bytes)}",
         tuple(
             JudgedSchedule(
                 row.name,

@@ -19,7 +19,7 @@ from pipeplan.runtime.startup.host_memory import check_host_room
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +165,7 @@ def rank_table(plan: Plan, unloaded: str | None = None, replicas: int = 1) -> st
         lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
     ranks = len(plan.cluster.gpus) * replicas
     lines.append(
-        f"{ranks} rank{'s' if ranks > 1 else ''}: {plan.semantics}, {plan.microbatches}"
+        f"{counted(ranks, 'rank')}: {plan.semantics}, {plan.microbatches}"
         f" micro-batches per step, period {format_ns(plan.period_ns)}"
         f" (k = {plan.k}). {_passed(unloaded)}"
     )
@@ -187,7 +187,7 @@ def _check_size(plan: Plan, options: LaunchOptions, place: TorchrunEnv) -> None:
     if place.size == need or (options.dry_run and not place.launched):
         return
     raise InputError(
-        f"launch: got {place.size} ranks, need {need}, one per GPU of {options.plan}"
+        f"launch: got {counted(place.size, 'rank')}, need {need}, one per GPU of {options.plan}"
         + (f" and replica: {gpus} x {replicas}" if replicas > 1 else "")
         + f". Run torchrun --nproc-per-node {need} -m pipeplan.launch {shlex.join(options.words)}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import counted, format_bytes, format_ns
 
 _LEGEND = (
     "per micro-batch of {size}, on a GPU of speed 1\n"
@@ -38,7 +38,7 @@ def layer_table(chain: Chain) -> Table:
     times = {"measured": "", "estimated": ", times estimated", "imported": ", imported"}[
         chain.mode
     ]
-    samples = f"{chain.microbatch_size} sample{'s' if chain.microbatch_size > 1 else ''}"
+    samples = counted(chain.microbatch_size, "sample")
     halves = [x.backward_weight_ns for x in chain.layers if x.backward_weight_ns is not None]
     table = Table(
         title=f"{chain.name}{times}",

@@ -12,6 +12,7 @@ from pipeplan.document import Document, Record
 from pipeplan.errors import InputError
 from pipeplan.report.remat import Share
 from pipeplan.report.tables import PredictedMeasured, stage_table
+from pipeplan.units import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -133,7 +134,7 @@ def crowded(runs: Sequence[TrainingRun], titles: Sequence[str]) -> Iterator[str]
         ranks, cores = run.host.ranks, run.host.cores
         if ranks and cores and ranks > cores and run.host.device == "cpu" and not run.instrumented:
             yield (
-                f"{title}: {ranks} ranks shared {cores} core{'s' if cores > 1 else ''}, so its"
+                f"{title}: {ranks} ranks shared {counted(cores, 'core')}, so its"
                 " times say nothing about the plan's; bytes do"
             )
 

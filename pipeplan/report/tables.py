@@ -14,7 +14,7 @@ from pipeplan.cluster import Cluster, Host
 from pipeplan.plan import MemoryRow, Plan, Rational
 from pipeplan.report import remat
 from pipeplan.report.remat import Share
-from pipeplan.units import format_bytes, format_ns, format_rate
+from pipeplan.units import counted, format_bytes, format_ns, format_rate
 
 STALENESS = (
     "gradients are one step stale; `--semantics flush` trains exactly as one process would.\n"
@@ -145,7 +145,7 @@ def machines_line(cluster: Cluster) -> str:
     rate = links.bandwidth_bytes_per_s
     shown = "infinite bandwidth" if rate is None else format_rate(rate)
     return (
-        f"{gpus} GPU{'s' if gpus > 1 else ''} of {_memories(cluster)}, latency"
+        f"{counted(gpus, 'GPU')} of {_memories(cluster)}, latency"
         f" {format_ns(links.latency_ns)}, {shown},"
         + (f" {len(links.pairs)} of the links differ," if links.pairs else "")
         + f" {format_ns(cluster.action_overhead_ns)} overhead per action"

@@ -457,7 +457,7 @@ def test_missing_parts_are_named() -> None:
         Pipeline(nn.Linear(1, 1), plan)
     with pytest.raises(InputError, match="one or the other"):
         Pipeline(launch_task.task(0), plan, clip_norm=1.0)
-    with pytest.raises(InputError, match="got 1 ranks, need 2"):
+    with pytest.raises(InputError, match="got 1 rank, need 2"):
         Pipeline(launch_task.task(0), launch_task.plan(2, "flush"))
     with Pipeline(launch_task.task(0), launch_task.plan(1, "flush")) as pipeline:
         state = pipeline.state_dict()

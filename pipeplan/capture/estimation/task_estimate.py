@@ -37,6 +37,7 @@ from pipeplan.nested import MicroBatch
 from pipeplan.repeat import check_data
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
+from pipeplan.units import counted
 
 Progress = Callable[[str], None]
 Found = tuple[LayerBytes, tuple[int, int, int], int]
@@ -78,7 +79,7 @@ def estimate_task(
     with torch.random.fork_rng(devices=[]), _values_unknown(), restored_loss(task.loss):
         twin, mode = weightless_twin(task)
         model = split(twin, max_layers)
-        say(f"split into {len(model.layers)} layers")
+        say(f"split into {counted(len(model.layers), 'layer')}")
         for note in model.notes:
             say(note)
         with gradient_buffers(model.layers, task.accumulate):

@@ -36,6 +36,7 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.repeat import check_data
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
+from pipeplan.units import counted
 
 Progress = Callable[[str], None]
 
@@ -79,7 +80,7 @@ def profile_task(
     check_data(task)
     task = place.bring(task)
     model = split(task, max_layers)
-    say(f"split into {len(model.layers)} layers")
+    say(f"split into {counted(len(model.layers), 'layer')}")
     for note in model.notes:
         say(note)
     running = ready(model, say)
@@ -108,7 +109,8 @@ def ready(model: SplitModel, say: Progress) -> SplitModel:
     if model.compile is None:
         return model
     count, done = len(model.layers) - len(model.eager), iter(range(1, len(model.layers) + 1))
-    say(f"compiling {count} layers with {model.compile}, each alone; the first time takes long")
+    layers = counted(count, "layer")
+    say(f"compiling {layers} with {model.compile}, each alone; the first time takes long")
     return compiled(model, lambda name: say(f"compiling layer {next(done)} of {count}: {name}"))
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.units import format_bytes
+from pipeplan.units import counted, format_bytes
 
 
 def layer_need(costs: CostModel, layer: int) -> int:
@@ -114,7 +114,7 @@ def _pinned_reason(costs: CostModel) -> str | None:
         if states + own > budget:
             return (
                 f"chain {costs.chain.name!r}: no plan exists: what is pinned to GPU {gpu}"
-                f" ({_layers(len(pinned))}) needs {states + own} bytes"
+                f" ({counted(len(pinned), 'layer')}) needs {states + own} bytes"
                 f" ({format_bytes(states + own)}) for its states and one micro-batch, the GPU"
                 f" has {budget}: {states + own - budget} bytes"
                 " over. Pin less to it."
@@ -226,11 +226,7 @@ def assignment_reason(costs: CostModel, missing: int) -> str:
 
 
 def _kept_pins(costs: CostModel) -> str:
-    return f" with {_layers(len(costs.pins))} pinned" if costs.pins else ""
-
-
-def _layers(count: int) -> str:
-    return f"{count} layer" if count == 1 else f"{count} layers"
+    return f" with {counted(len(costs.pins), 'layer')} pinned" if costs.pins else ""
 
 
 def contiguous_reason(costs: CostModel) -> str:

@@ -41,7 +41,7 @@ from pipeplan.runtime.transport.nccl import NcclTransport
 from pipeplan.runtime.transport.rank_grid import RankGrid, check_mesh
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv, check_rendezvous_address
 from pipeplan.split_model import SplitModel
-from pipeplan.units import format_ns
+from pipeplan.units import counted, format_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def for_pipeline(
     need = gpus * replicas
     if place.size != need:
         raise InputError(
-            f"pipeline: got {place.size} ranks, need {need}, one per GPU of the plan"
+            f"pipeline: got {counted(place.size, 'rank')}, need {need}, one per GPU of the plan"
             + (f" and replica: {gpus} x {replicas}" if replicas > 1 else "")
             + f". Run torchrun --nproc-per-node {need} with this script."
         )

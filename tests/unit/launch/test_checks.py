@@ -49,7 +49,7 @@ REFUSED = [
     ("--plan @nothing.json", 2, "cannot be read"),
     ("--plan @broken.json", 2, "need JSON"),
     ("--plan @invalid.json", 4, "step_ns"),
-    ("--plan @plan2.json", 2, "got 1 ranks, need 2"),
+    ("--plan @plan2.json", 2, "got 1 rank, need 2"),
     ("--plan @plan2.json --steps 7", 2, "plan2.json --steps 7"),
     ("--plan @plan2.json --replicas 3", 2, "need 6, one per GPU of "),
     ("--plan @plan2.json --replicas 0", 2, "from 1"),
