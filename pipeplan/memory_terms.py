@@ -171,6 +171,8 @@ class Room(Record):
     """Of it, what no plan may use (M8)."""
     measured_reserve_bytes: Count | None = None
     """The most that the allocator kept beyond tensors in a run; None where nobody asked it."""
+    plan_peak_bytes: Count | None = None
+    """The plan's own peak where the terms add up to less: they count riding tensors once (M9)."""
     lower: str = ""
     """What would have to change for a peak 10 % lower, for people."""
 

@@ -30,8 +30,8 @@ LETTER = {
     OpKind.PREFETCH: "P",
 }
 LEGEND = (
-    "0F3 = stage 0, forward, micro-batch 3; - forward, = backward, ~ transfer, . idle,"
-    " > and < continue over the period's end"
+    "0F3 = stage 0, forward, micro-batch 3 (Fff where that has no room); - forward, = backward,"
+    " ~ transfer, . idle, > and < continue over the period's end"
 )
 HOST_LEGEND = "O to the host, P back"
 SPLIT_LEGEND = "I backward of activations, W + of weights"

@@ -37,9 +37,10 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
                 name=gpu.name,
                 memory_bytes=gpu.memory_bytes,
                 reserve_bytes=gpu.reserve_bytes,
+                plan_peak_bytes=row.peak_bytes if row.peak_bytes > memory.peak.size else None,
                 lower=lower_peak(plan, memory),
             )
-            for gpu, memory in zip(plan.cluster.gpus, predicted, strict=True)
+            for gpu, row, memory in zip(plan.cluster.gpus, plan.memory, predicted, strict=True)
         ),
         stages=tuple(StagePlace(gpu=stage.gpu, layers=stage.layers) for stage in plan.stages),
         predicted=predicted,
@@ -135,6 +136,16 @@ def over_budget(report: MemoryReport) -> list[str]:
         " --reserve."
         for gpu, room in enumerate(report.gpus)
         if measured_of(report, gpu) and (slack := slack_bytes(report, gpu)) < 0
+    ]
+
+
+def above_terms(report: MemoryReport) -> list[str]:
+    """A line for each GPU of which the plan says more than its terms."""
+    return [
+        f"{room.name}: the plan's peak is {format_bytes(room.plan_peak_bytes)}: it counts a tensor"
+        " that several layers take as it is (a skip) for each of them, these terms count it once"
+        for room in report.gpus
+        if room.plan_peak_bytes is not None
     ]
 
 

@@ -26,7 +26,7 @@ LESS = 10
 
 
 def lower_peak(plan: Plan, memory: GpuTerms) -> str:
-    """What dominates the peak, which layer has most of that, and what would be the peak next."""
+    """What has to go where, what the most of it is, and what would be the peak next."""
     peak = memory.peak
     if not peak.size:
         return ""
@@ -37,10 +37,11 @@ def lower_peak(plan: Plan, memory: GpuTerms) -> str:
     stage, group = max(sizes, key=lambda key: sizes[key])
     most, need = sizes[stage, group], -(-peak.size * LESS // 100)
     line = (
-        f"{LESS} % less than the peak at {peak.action or 'rest'} are {format_bytes(need)};"
-        f" its largest part is {group} of stage {stage}, {format_bytes(most)}"
+        f"for a peak {LESS} % lower, {format_bytes(need)} have to go at"
+        f" {peak.action or 'rest'}{_as_high(memory)}. The largest part is {group} of stage"
+        f" {stage}, {format_bytes(most)}."
     )
-    return f"{line}{_layer(plan, memory, stage, group, need)}; {_next(memory)}"
+    return f"{line}{_layer(plan, memory, stage, group, need)}{_next(memory)}"
 
 
 def _layer(plan: Plan, memory: GpuTerms, stage: int, group: str, need: int) -> str:
@@ -53,11 +54,11 @@ def _layer(plan: Plan, memory: GpuTerms, stage: int, group: str, need: int) -> s
         index = max(sizes, key=lambda layer: sizes[layer])
         size = format_bytes(sizes[index]) + (f" x {times}" if times != 1 else "")
         line = (
-            f", most of it through layer {index} ({plan.chain.layers[index].name}): {size},"
-            f" {_enough(sizes[index] * times, need)}"
+            f" Most of it is of layer {index} ({plan.chain.layers[index].name}): {size},"
+            f" {_enough(sizes[index] * times, need)}."
         )
     if saved and times > 1:
-        line += f"; one micro-batch less is {format_bytes(each)}, {_enough(each, need)}"
+        line += f" One micro-batch less is {format_bytes(each)}, {_enough(each, need)}."
     return line
 
 
@@ -102,13 +103,16 @@ def _states(plan: Plan, place: Stage, layer: Layer) -> int:
     return one + (more if plan.semantics == "2bw" else 0)
 
 
-def _next(memory: GpuTerms) -> str:
+def _as_high(memory: GpuTerms) -> str:
     """What holds nearly as much, and would have to change as well."""
     limit = memory.peak.size * (100 - LESS) // 100
     high = [each.kind for each in memory.instants[1:] if each.size > limit]
-    if high:
-        return f"above {100 - LESS} % of it are {', '.join(high)}, too"
+    return f" and nearly as much at {', '.join(high)}" if high else ""
+
+
+def _next(memory: GpuTerms) -> str:
+    """What would be the peak then."""
     following = memory.following
-    if following is None:
-        return "nothing else happens there"
-    return f"the next is {following.action} with {format_bytes(following.size)}"
+    if following is None or _as_high(memory):
+        return ""
+    return f" Then the most is {format_bytes(following.size)}, at {following.action}."

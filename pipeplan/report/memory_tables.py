@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pipeplan.memory_terms import GpuTerms, MemoryReport, Purpose
 from pipeplan.report.grid import short
-from pipeplan.report.memory import compared, measured_of, over_budget, slack_bytes
+from pipeplan.report.memory import above_terms, compared, measured_of, over_budget, slack_bytes
 from pipeplan.report.remat import spans
 from pipeplan.units import format_bytes
 
@@ -59,6 +59,7 @@ def memory_tables(report: MemoryReport) -> Iterator[Table | str]:
     if len(shown) < len(ranked):
         yield f"{len(ranked) - len(shown)} more GPUs, less full: --csv or --json has them all"
     yield from over_budget(report)
+    yield from above_terms(report)
     for gpu in shown:
         if report.gpus[gpu].lower:
             yield f"{short(report.gpus[gpu].name)}: {report.gpus[gpu].lower}"
@@ -105,7 +106,7 @@ def _beside(predicted: int, measured: int | None) -> list[str]:
     if measured is None:
         return ["-", "-"]
     if not predicted:
-        return [format_bytes(measured), "+inf" if measured else "+0.00%"]
+        return [format_bytes(measured), "-" if measured else "+0.00%"]
     return [format_bytes(measured), f"{(measured - predicted) / predicted:+.2%}"]
 
 

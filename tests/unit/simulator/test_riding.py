@@ -123,16 +123,21 @@ def test_kept_is_each_storage_once() -> None:
     assert seen > 20
 
 
+def riding_plan(seed: int) -> Plan:
+    """A random plan on two GPUs, one operation after the other, with two riding tensors."""
+    rng = Random(seed)
+    chain = random_chain(rng, rng.randint(3, 7))
+    chain = with_riders(chain, random_riders(rng, len(chain.layers)))
+    stages = [(s.first, s.last, s.gpu) for s in random_stages(rng, len(chain.layers), 2)]
+    period = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
+    return handmade.packed(chain, stages, max(1, period))
+
+
 def test_terms_are_no_more_than_the_ledger() -> None:
     """A replay of any plan with riding tensors is at most at the plan's own peak, often below."""
     below = 0
     for seed in range(60):
-        rng = Random(seed)
-        chain = random_chain(rng, rng.randint(3, 7))
-        chain = with_riders(chain, random_riders(rng, len(chain.layers)))
-        stages = [(s.first, s.last, s.gpu) for s in random_stages(rng, len(chain.layers), 2)]
-        period = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
-        plan = handmade.packed(chain, stages, max(1, period))
+        plan = riding_plan(seed)
         simulation = simulator.simulate(plan, lowering.lower(plan))
         for gpu, row in enumerate(plan.memory):
             peak = simulation.terms(gpu).peak.size
