@@ -366,6 +366,13 @@ class WritesInput(Odd):
         return super().forward(value.mul_(2))
 
 
+class Doubles(nn.Module):
+    """Changes the tensor it is given, as a first layer that normalizes in place."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.mul_(2)
+
+
 class Branch(nn.Module):
     """Takes one of two ways, as values say."""
 
@@ -596,6 +603,9 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "branch on values": lambda: Odd(Branch()),
     "asks whether it is exported": lambda: Odd(Aware()),
     "Function in the model's forward": RootFunction,
+    "input changed in place in a Sequential": lambda: nn.Sequential(
+        Doubles(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3)
+    ),
     "hooks in a Sequential": lambda: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), TensorHook(), Applied(Reverse), nn.Linear(WIDTH, 3)
     ),

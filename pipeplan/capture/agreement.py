@@ -117,11 +117,11 @@ def check_output(
     with torch.no_grad(), kept_generators():
         with restored([whole]):
             seed_all(0)
-            outputs = tensors_in(result_of(whole, arguments))
+            outputs = tensors_in(result_of(whole, arguments.mapped(torch.clone)))
             ran()
         with restored([whole]):
             seed_all(0)
-            made = tensors_in(run_layers(model, arguments.tensors))
+            made = tensors_in(run_layers(model, arguments.mapped(torch.clone).tensors))
     for expected, got in zip(outputs, made, strict=True):
         unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
         _relative("the output", expected, got, 0.0, unit, whole, 0)
@@ -268,9 +268,10 @@ def _check_evaluation(
     device = batch.inputs[0].device
     try:
         with _evaluating(whole, model, device), intercepted_calls(drawing, _seeded):
-            expected = returned(result_of(whole, batch.arguments), own_loss=own_loss)[0]
+            arguments = batch.mapped(torch.clone).arguments  # a model may write into its input
+            expected = returned(result_of(whole, arguments), own_loss=own_loss)[0]
         with _evaluating(nn.ModuleList(model.layers), model, device):
-            got = tensors_in(run_layers(model, batch.inputs))
+            got = tensors_in(run_layers(model, batch.mapped(torch.clone).inputs))
     except Exception:  # the user's own, or a graph that can be cut for training alone
         return
     unit = rounding_unit([*whole.parameters(), *expected], model)

@@ -41,6 +41,7 @@ REFUSED = {
     "lazy module": "torch cannot trace the call",
     "generator of its own": "the graph holds Generator",
     "input changed in place": "works in place on input 0",
+    "input changed in place in a Sequential": "works in place on input 0",
     "buffer replaced": "puts another tensor in its place",
     "hook of the whole model": "the module itself has hooks",
     "hook of a Sequential": "the module itself has hooks",
