@@ -83,9 +83,9 @@ def parse_bandwidth(text: str, what: str = "bandwidth") -> int | None:
             f"{what}: got {shown(text)}, need bytes per second such as 12GB/s, or inf"
         )
     if _BITS.search(amount):
-        raise InputError(
-            f"{what}: got {shown(text)}, which reads as bits, need bytes: 12.5GB/s are 100 Gb/s"
-        )
+        meant = int(_parse(amount, _BYTES, what, "12GB/s") / 8)
+        rate = format_rate(meant).replace(" ", "")
+        raise InputError(f"{what}: got {shown(text)}, which reads as bits, need bytes: {rate}")
     value = int(_parse(amount, _BYTES, what, "12GB/s"))
     if value < 1:
         raise InputError(f"{what}: got {shown(text)}, need at least 1B/s")

@@ -81,7 +81,10 @@ def trace_boundaries(
                 " --mode measured."
             )
         traced = _walk(layers, loss, batch, fed, entering)
-    _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
+    _log.warning(
+        "shapes between layers come from a pass with values, one without failed (no harm): %s",
+        reason,
+    )
     return traced
 
 
