@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -101,6 +102,15 @@ class Cluster(Document):
     """Added to every forward and backward of a stage."""
     links: Links = Links()
     host: Host | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The GPUs' names for people; with their index where several have one name."""
+        count = Counter(gpu.name for gpu in self.gpus)
+        return tuple(
+            f"{gpu.name} {index}" if count[gpu.name] > 1 else gpu.name
+            for index, gpu in enumerate(self.gpus)
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -94,9 +94,9 @@ def _present(plan: Plan, simulation: Simulation) -> None:
     planned = {row.gpu: row.peak_bytes for row in plan.memory}  # a wrong plan may lack some
     rows = [
         tables.PredictedMeasured(
-            f"peak of {gpu.name}", "bytes", planned[index], simulation.memory[index].peak_bytes
+            f"peak of {name}", "bytes", planned[index], simulation.memory[index].peak_bytes
         )
-        for index, gpu in enumerate(plan.cluster.gpus)
+        for index, name in enumerate(plan.cluster.labels)
         if index in planned
     ]
     if simulation.period_ns is not None:

@@ -102,7 +102,7 @@ def _draw_memory(axes: Axes, plan: Plan, held: Sequence[Curve]) -> None:
     top = max(size for curve in held for _, size in curve)
     for gpu, curve in enumerate(held):
         times, sizes = zip(*curve, strict=True)
-        name, budget = short(plan.cluster.gpus[gpu].name), plan.cluster.gpus[gpu].budget_bytes
+        name, budget = short(plan.cluster.labels[gpu]), plan.cluster.gpus[gpu].budget_bytes
         (line,) = axes.step(times, sizes, where="post", label=name)
         if budget <= 1.5 * top:
             axes.axhline(budget, color=line.get_color(), linestyle="--", linewidth=0.8)

@@ -118,7 +118,7 @@ def grid_rows(plan: Plan) -> tuple[GridRow, ...]:
 
     `0>1` is one way, `0-1` a link that both ways share; so are `0>host`, `host>0` and `0-host`.
     """
-    gpus = {index: GridRow(short(gpu.name), ()) for index, gpu in enumerate(plan.cluster.gpus)}
+    gpus = {index: GridRow(short(name), ()) for index, name in enumerate(plan.cluster.labels)}
     used: dict[tuple[int, int], list[Op]] = {}
     ways: dict[tuple[int, str], list[Op]] = {}
     for op in plan.ops:

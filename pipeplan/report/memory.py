@@ -34,13 +34,15 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
         memory_model=plan.memory_model,
         gpus=tuple(
             Room(
-                name=gpu.name,
+                name=name,
                 memory_bytes=gpu.memory_bytes,
                 reserve_bytes=gpu.reserve_bytes,
                 plan_peak_bytes=row.peak_bytes if row.peak_bytes > memory.peak.size else None,
                 lower=lower_peak(plan, memory),
             )
-            for gpu, row, memory in zip(plan.cluster.gpus, plan.memory, predicted, strict=True)
+            for name, gpu, row, memory in zip(
+                plan.cluster.labels, plan.cluster.gpus, plan.memory, predicted, strict=True
+            )
         ),
         stages=tuple(StagePlace(gpu=stage.gpu, layers=stage.layers) for stage in plan.stages),
         predicted=predicted,

@@ -167,7 +167,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     for what, name in names.items():
         for share in every:
             if text := getattr(share, what):
-                yield name, f"{plan.cluster.gpus[share.gpu].name}, layers {text}"
+                yield name, f"{plan.cluster.labels[share.gpu]}, layers {text}"
     held = sum(row.host_bytes for row in plan.memory)
     if held and plan.cluster.host:
         yield (

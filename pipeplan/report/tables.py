@@ -52,7 +52,7 @@ def memory_table(plan: Plan) -> Table:
     for row in plan.memory:
         slack = row.budget_bytes - row.peak_bytes
         table.add_row(
-            plan.cluster.gpus[row.gpu].name,
+            plan.cluster.labels[row.gpu],
             remat.spans([stage.layers for stage in plan.hosted(row.gpu)]) or "none",
             *(format_bytes(value) for value in _terms(row)),
             Text(format_bytes(slack), style="red" if slack < 0 else ""),
@@ -100,7 +100,7 @@ def headline(plan: Plan) -> Table:
 
 def _kept_together(plan: Plan) -> Iterator[tuple[str, str]]:
     """What the plan may not choose: pins, and layers apart that share a weight."""
-    names = [gpu.name for gpu in plan.cluster.gpus]
+    names = plan.cluster.labels
     for gpu, name in enumerate(names):
         pinned = [layer for layer, home in sorted(plan.solver.pins) if home == gpu]
         if pinned:

@@ -43,8 +43,8 @@ def _names(plan: Plan, links: list[tuple[int, int]]) -> Iterator[Event]:
     """What the viewer calls each process and thread."""
     gpus = len(plan.cluster.gpus)
     ways = sorted({(op.gpu, *_THREADS[op.kind]) for op in plan.ops if op.kind.is_host})
-    for index, gpu in enumerate(plan.cluster.gpus):
-        yield _meta("process_name", index, 0, gpu.name)
+    for index, label in enumerate(plan.cluster.labels):
+        yield _meta("process_name", index, 0, label)
         yield _meta("thread_name", index, 0, "compute")
         for _, thread, name in (way for way in ways if way[0] == index):
             yield _meta("thread_name", index, thread, name)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeplan.cluster import Cluster, Links, Pair, uniform
+from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InputError
 
 SLOW = Pair(source=2, target=0, latency_ns=7, bandwidth_bytes_per_s=3)
@@ -71,3 +71,12 @@ def test_links_end_at_two_gpus() -> None:
         Cluster.from_data(pairs("full", (1, 1)))
     with pytest.raises(InputError, match=r"links\.pairs\[0\]\.to: got 3, need an index below 3"):
         Cluster.from_data(pairs("full", (1, 3)))
+
+
+def test_gpus_of_one_name_are_told_apart() -> None:
+    """People name them by their kind; others keep their names."""
+    names = ("A100", "A100", "old")
+    gpus = tuple(Gpu(name=name, memory_bytes=1) for name in names)
+    cluster = Cluster(gpus=gpus)
+    assert cluster.labels == ("A100 0", "A100 1", "old")
+    assert uniform(2, 1).labels == ("gpu0", "gpu1")

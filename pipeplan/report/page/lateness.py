@@ -38,7 +38,7 @@ def delays(
         waited = min(done.waited_ns, max(0, gap))
         yield Delay(
             label=label(done),
-            gpu=plan.cluster.gpus[plan.stages[done.stage].gpu].name,
+            gpu=plan.cluster.labels[plan.stages[done.stage].gpu],
             planned_ns=told.start_ns - begin,
             measured_ns=done.start_ns - real_begin,
             before=label(before),
@@ -71,7 +71,7 @@ def durations(plan: Plan, pairs: Iterable[Pair]) -> Iterator[Duration]:
         lengths = [done.length_ns for _, done in mine]
         told, _ = mine[0]
         yield Duration(
-            gpu=plan.cluster.gpus[plan.stages[stage].gpu].name,
+            gpu=plan.cluster.labels[plan.stages[stage].gpu],
             operation=f"{stage}{kind}",
             count=len(mine),
             planned_ns=told.length_ns,

@@ -76,7 +76,7 @@ def _figures(plan: Plan) -> Iterator[Figure]:
     yield Figure("step", "ns", plan.step_ns, remark=batches)
     yield Figure("samples per second", "rate", tables.samples_per_second(plan))
     for row in plan.memory:
-        name = short(plan.cluster.gpus[row.gpu].name)
+        name = short(plan.cluster.labels[row.gpu])
         remark = f"{(row.peak_bytes / max(1, row.budget_bytes)):.1%} of the budget"
         yield Figure(f"peak of {name}", "bytes", row.peak_bytes, remark=remark)
 
@@ -131,10 +131,10 @@ def planned_idle(table: PlannedActivities) -> Iterator[Idle]:
     plan, window = table.plan, table.window()
     around = window if window.whole_step else window.wider(plan.period_ns)
     activities = [activity for activity in table.within(around) if computes(activity)]
-    for index, gpu in enumerate(plan.cluster.gpus):
+    for index, name in enumerate(plan.cluster.labels):
         mine = (activity for activity in activities if activity.place == index)
         parts = spent(plan, mine, table, window)
-        yield Idle(short(gpu.name), "planned", window.length_ns, parts)
+        yield Idle(short(name), "planned", window.length_ns, parts)
 
 
 def computes(activity: Activity) -> bool:
@@ -186,7 +186,7 @@ def stages(plan: Plan) -> Stages:
         tuple(
             StageRow(
                 stage.id,
-                short(plan.cluster.gpus[stage.gpu].name),
+                short(plan.cluster.labels[stage.gpu]),
                 f"{spans([stage.layers])}: {_names(plan, stage)}",
                 times.get((OpKind.F, stage.id), 0),
                 sum(times.get((kind, stage.id), 0) for kind in (OpKind.B, OpKind.I, OpKind.W)),

@@ -16,7 +16,7 @@ from pipeplan.cli import main
 from pipeplan.errors import InputError
 from pipeplan.memory_terms import GpuTerms, Instant, MemoryReport, Purpose, Term
 from pipeplan.plan import Plan
-from pipeplan.report import memory_advice, memory_picture, memory_tables
+from pipeplan.report import grid, memory_advice, memory_picture, memory_tables
 from pipeplan.report.memory import (
     FILE,
     as_csv,
@@ -181,6 +181,15 @@ def test_advice_names_term_layer_and_what_is_next() -> None:
     lines = [room.lower for room in away.gpus]
     assert any("Then the most is" in line for line in lines), lines
     assert any("One micro-batch less is" in line for line in lines), lines
+
+
+def test_rows_of_gpus_with_one_name_can_be_told_apart() -> None:
+    """In tables and pictures."""
+    gpus = tuple(gpu.model_copy(update={"name": "A100"}) for gpu in TWO.cluster.gpus)
+    plan = TWO.model_copy(update={"cluster": TWO.cluster.model_copy(update={"gpus": gpus})})
+    assert [room.name for room in report_of(plan).gpus] == ["A100 0", "A100 1"]
+    lines = grid.grid(plan, width=80).splitlines()
+    assert [line.partition("|")[0].strip() for line in lines[1:3]] == ["A100 0", "A100 1"]
 
 
 def test_what_a_plan_says_beyond_its_terms_is_told() -> None:
