@@ -28,6 +28,7 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
     except PipeplanError:
         return None
     predicted = tuple(simulation.terms(gpu) for gpu in range(len(plan.cluster.gpus)))
+    more = dict(_more_than_terms(plan, predicted))
     return MemoryReport(
         plan_digest=plan.digest(),
         semantics=plan.semantics,
@@ -37,16 +38,24 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
                 name=name,
                 memory_bytes=gpu.memory_bytes,
                 reserve_bytes=gpu.reserve_bytes,
-                plan_peak_bytes=row.peak_bytes if row.peak_bytes > memory.peak.size else None,
+                plan_peak_bytes=more.get(index),
                 lower=lower_peak(plan, memory),
             )
-            for name, gpu, row, memory in zip(
-                plan.cluster.labels, plan.cluster.gpus, plan.memory, predicted, strict=True
+            for index, (name, gpu, memory) in enumerate(
+                zip(plan.cluster.labels, plan.cluster.gpus, predicted, strict=True)
             )
         ),
         stages=tuple(StagePlace(gpu=stage.gpu, layers=stage.layers) for stage in plan.stages),
         predicted=predicted,
     )
+
+
+def _more_than_terms(plan: Plan, predicted: Sequence[GpuTerms]) -> Iterator[tuple[int, int]]:
+    """GPUs of which the plan says more, as it may where tensors ride along, and what it says."""
+    if any(layer.riding for layer in plan.chain.layers):
+        for row in plan.memory:
+            if row.peak_bytes > predicted[row.gpu].peak.size:
+                yield row.gpu, row.peak_bytes
 
 
 def memory_of_run(

@@ -199,6 +199,10 @@ def test_what_a_plan_says_beyond_its_terms_is_told() -> None:
         plan = riding_plan(seed)
         report = report_of(plan)
         lines = [each for each in memory_tables.memory_tables(report) if isinstance(each, str)]
+        wrong = plan.model_copy(update={"memory": plan.memory[:1]})
+        assert report_of(wrong).gpus[1:] == tuple(
+            room.model_copy(update={"plan_peak_bytes": None}) for room in report.gpus[1:]
+        )
         for row, room, memory in zip(plan.memory, report.gpus, report.predicted, strict=True):
             more = row.peak_bytes > memory.peak.size
             assert room.plan_peak_bytes == (row.peak_bytes if more else None)
