@@ -46,8 +46,8 @@ class StepMetrics:
     learning_rates: tuple[float, ...]
     """Of the step's update: those of all parameter groups, each once, the largest first."""
     step_ns: int
-    """Since the step before, whose end is its update, or under 2bw its last backward; for the
-    first step since the start."""
+    """Since the step before, whose end is its update, or, where that waits for other stages under
+    2bw, its last backward; for the first step since the start."""
     period_ns: float | None
     """Of k micro-batches: mean between the backwards of this step on the last stage."""
     units_per_s: float

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from pipeplan.document import Count, Document, Positive, Record
 from pipeplan.layer import Layer, LayerOption, OperatorProgram, RidingTensor
+from pipeplan.units import counted
 
 __all__ = ["Agreement", "Chain", "Layer", "LayerOption", "OperatorProgram", "RidingTensor"]
 
@@ -46,7 +47,8 @@ class Agreement(Record):
             )
         if self.is_exact:
             return (
-                f"layers train as the model does, bit for bit on {self.microbatches} micro-batches"
+                "layers train as the model does, bit for bit on"
+                f" {counted(self.microbatches, 'micro-batch')}"
             )
         how = "" if self.repeats else ", as the model itself repeats its bits only up to rounding"
         return (

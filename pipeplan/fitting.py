@@ -73,8 +73,9 @@ def _difference(plan: Plan, model: SplitModel) -> str:
     if len(model.names) != len(plan.chain.layers):
         return ""
     return (
-        "Layers have the plan's names: shapes, types or what is frozen differ, of parameters or of"
-        " data. "
+        "Layers have the plan's names: what differs are names, shapes or types of parameters, what"
+        " is frozen, shapes of data, or the task's tied, autocast, accumulate, master_weights,"
+        " compile. "
     )
 
 

@@ -23,8 +23,9 @@ from pipeplan.precision import HALVES
 
 WIDE = torch.float32
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
-MakeSchedule = Callable[[Optimizer], LRScheduler]
 """What a task gives: parameters -> their optimizer."""
+MakeSchedule = Callable[[Optimizer], LRScheduler]
+"""What a task may give: an optimizer -> the schedule of its learning rates."""
 
 
 def check_updates(accumulate: object, master_weights: object) -> None:
@@ -140,7 +141,7 @@ def optimizer_of(
             where they cannot be replaced.
     """
     others = {known: each for known, each in parameters.items() if known is not each}
-    with _holding(others):
+    with holding(others):
         optimizer = make(list(parameters))
         _check_given(optimizer, parameters)
     for group in optimizer.param_groups if others else ():
@@ -156,6 +157,13 @@ def optimizer_of(
             " self.param_groups."
         )
     return optimizer
+
+
+def own_tensors(optimizer: Optimizer) -> None:
+    """Give its groups tensors of their own: one rate may be in many optimizers, for schedules."""
+    for group in optimizer.param_groups:
+        tensors = {name: value for name, value in group.items() if isinstance(value, Tensor)}
+        group.update({name: value.clone() for name, value in tensors.items()})
 
 
 def schedule_of(make: MakeSchedule, optimizer: Optimizer) -> LRScheduler:
@@ -200,7 +208,7 @@ def _check_given(optimizer: Optimizer, parameters: Mapping[nn.Parameter, nn.Para
 
 
 @contextmanager
-def _holding(others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+def holding(others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
     """Lets parameters hold the values, in their type and place, of what is stepped for them.
 
     One on `meta`, which has no values, stays there: it can hold nothing else.

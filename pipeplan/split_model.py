@@ -96,6 +96,11 @@ class SplitModel:
     device: str = "cpu"
     """Where the layers are, if they have no tensor that says it."""
 
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Names of parameters as the user's model lists them, which its norms are added up in."""
+        places = {name: place for place, name in enumerate(self.parameter_order)}
+        return sorted(names, key=lambda name: places.get(name, len(places)))
+
     def tied(self, wanted: Tied) -> Tied:
         """How its layers hold what they share: as `wanted`, or together where nothing passes."""
         return "colocate" if wanted == "transmit" and not self.transmits else wanted

@@ -84,7 +84,7 @@ def parse_bandwidth(text: str, what: str = "bandwidth") -> int | None:
         )
     if _BITS.search(amount):
         meant = int(_parse(amount, _BYTES, what, "12GB/s") / 8)
-        rate = format_rate(meant).replace(" ", "")
+        rate = format_rate(max(1, meant)).replace(" ", "")
         raise InputError(f"{what}: got {shown(text)}, which reads as bits, need bytes: {rate}")
     value = int(_parse(amount, _BYTES, what, "12GB/s"))
     if value < 1:
@@ -152,8 +152,9 @@ def parse_factor(text: str, what: str = "factor") -> Fraction:
 
 
 def counted(count: int, name: str) -> str:
-    """`1 layer`, `2 layers`."""
-    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+    """`1 layer`, `2 layers`, `2 micro-batches`."""
+    several = f"{name}es" if name.endswith(("s", "ch")) else f"{name}s"
+    return f"{count} {name if count == 1 else several}"
 
 
 def format_bytes(value: int) -> str:

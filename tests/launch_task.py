@@ -69,6 +69,34 @@ def misread(seed: int) -> Task:
 
 
 @task_function
+def exiting(seed: int) -> Task:
+    """Whose optimizer is a script that ends."""
+
+    def ends(_: object) -> torch.optim.Optimizer:
+        raise SystemExit(3)
+
+    return replace(task(seed), optimizer=ends)
+
+
+class SlowWeights(torch.optim.SGD):
+    """Looks at values, and keeps a copy of each parameter from the start, as Lookahead does."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if not parameter.isfinite().all():
+                    raise ValueError("infinite")
+                self.state[parameter]["slow"] = parameter.detach().clone()
+
+
+@task_function
+def looking(seed: int) -> Task:
+    """With an optimizer that looks at values."""
+    return replace(task(seed), optimizer=lambda parameters: SlowWeights(list(parameters)))
+
+
+@task_function
 def validated(seed: int, fails: str = "") -> Task:
     """The task with validation data, a metric, and a callback that writes what it hears.
 

@@ -258,10 +258,11 @@ def _sparse(model: nn.Module) -> Iterator[str]:
     """Tables whose gradients a plain loop adds up row by row."""
     tables = (nn.Embedding, nn.EmbeddingBag)
     for name, module in model.named_modules():
-        if isinstance(module, tables) and module.sparse:
+        if isinstance(module, tables) and module.sparse and module.weight.requires_grad:
             yield (
-                f"module {name!r} makes sparse gradients: they add up in dense sums, which the"
-                " optimizer steps, so its last bits may differ from those of a plain loop"
+                f"module {name or type(module).__name__!r} makes sparse gradients: they add up in"
+                " dense sums, which the optimizer steps, so its last bits may differ from those of"
+                " a plain loop"
             )
 
 

@@ -6,6 +6,7 @@ import argparse
 
 from pipeplan import units
 from pipeplan.cli import common, output
+from pipeplan.units import counted
 
 _EXAMPLE = "pipeplan calibrate --ranks 4 --memory 16GiB -o cluster.json"
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.report import tables
 
     output.check_output(args.output, args.force)
-    common.say(f"measuring messages and actions between {args.ranks} processes")
+    common.say(f"measuring messages and actions between {counted(args.ranks, 'process')}")
     cluster = measure_here(args.ranks, args.memory)
     output.write(args.output, cluster.to_json(), args.force)
     if args.output == "-":

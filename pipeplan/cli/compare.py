@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     asked = launched.request(args, request.chain, request.clusters)
     folder = None if args.out is None else output.output_folder(args.out, args.force)
     saved = [] if folder is None else [str(folder / _FILE)]
-    output.check_outputs([*saved, *page.checked(args)], args.force)
+    output.check_outputs([*saved, *page.checked(args)], args.force, [args.chain, args.cluster])
     with _progress() as tell:
         comparison = compare(request, tell)
     _show(comparison, args.json)

@@ -26,6 +26,7 @@ from pipeplan.cli import (
 )
 from pipeplan.errors import PipeplanError
 from pipeplan.heap import give_back_large_blocks
+from pipeplan.taskref import error_line
 
 _VERBS = (
     profile,
@@ -90,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PipeplanError as error:
         print(f"pipeplan: {error}", file=sys.stderr)
         return error.exit_code
+    except SystemExit as error:  # its code would be taken for ours
+        print(f"pipeplan: the task's code has exited: {error_line(error)}", file=sys.stderr)
+        return _USAGE
     except BrokenPipeError:
         _drop_output()  # the reader (`| head`) has seen enough
         return 0

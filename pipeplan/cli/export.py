@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(
             f"{args.output}: {counted(len(ranks), 'rank')}, {counted(len(plan.stages), 'stage')},"
-            f" {plan.microbatches} micro-batches per step"
+            f" {counted(plan.microbatches, 'micro-batch')} per step"
         )
     if args.format == "torchtitan":
         common.then("pipeplan export {} --format torch-csv -o schedule.csv", args.plan)

@@ -28,14 +28,16 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def check(args: argparse.Namespace, others: Sequence[str] = ()) -> None:
-    """Refuse files that could not be written, before anything is done.
+def check(
+    args: argparse.Namespace, others: Sequence[str] = (), reads: Sequence[str | None] = ()
+) -> None:
+    """Refuse files that could not be written, or are read, before anything is done.
 
     Raises:
         InputError: if there is one.
     """
     output.check_ending(args.memory_picture)
-    output.check_outputs([*others, args.csv, args.memory_picture], args.force)
+    output.check_outputs([*others, args.csv, args.memory_picture], args.force, reads)
 
 
 def write(args: argparse.Namespace, report: MemoryReport | None) -> None:

@@ -22,7 +22,8 @@ def check_output(path: str, force: bool, reads: Sequence[str | None] = ()) -> No
     Args:
         path: the file.
         force: whether it may exist.
-        reads: files that the command reads, of another kind than it writes.
+        reads: files that the command reads, and whose place no other may take. A plan that is
+            gone on from is none of them.
 
     Raises:
         InputError: if `path` exists and `force` is not given, it is one of those that are read,

@@ -112,7 +112,8 @@ def _add_estimating(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile `args.task`, or the stages of `args.stages`."""
-    output.check_output(args.output, args.force)
+    code = args.task.partition(":")[0] if args.task else None
+    output.check_output(args.output, args.force, [code, args.stages, args.device_table])
     _check(args)
     if args.stages:
         return _stages(args)

@@ -47,13 +47,13 @@ def line(best: Fraction | None, bound: Fraction, gap: float | None, phase: str) 
 
 
 _NEWS_S, _SILENT_S = 1, 5
+"""Least seconds before a better plan is told, and before what is known already."""
 
 
 class _Log:
     """Says each phase when it comes for the first time, what is better, and now and then the rest.
 
-    A search goes through its phases again and again: better plans are told at most once a second,
-    and a phase that comes again where nothing was said for five.
+    A search goes through its phases again and again.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     files = [file for file in (args.png, args.svg) if file]
     output.check_ending(args.png, ("png",))
     output.check_ending(args.svg, ("svg",))
-    memory.check(args, [*files, *page.checked(args)])
+    memory.check(args, [*files, *page.checked(args)], [args.plan])
     plan = _read(args.plan)
     if isinstance(plan, Chain):
         return _show_chain(plan, args)

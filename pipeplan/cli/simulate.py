@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.simulator import disagreements, simulate
 
     if args.trace:
-        output.check_output(args.trace, args.force)
+        output.check_output(args.trace, args.force, [args.plan])
     plan = common.read(Plan, args.plan)
     simulation = simulate(plan, lower(plan), clock=args.clock, microbatches=args.microbatches)
     if args.trace:

@@ -58,7 +58,13 @@ def _run(options: LaunchOptions, place: TorchrunEnv) -> int:
         return _dry_run(options, place, plan, pattern)
     if options.dry_run and (foreign := checks.foreign_task(options)):
         return _table(checks.check_without_task(options, place), options, place, foreign)
-    setup = checks.prepare(options, place)
+    from pipeplan.errors import InputError
+    from pipeplan.taskref import error_line
+
+    try:
+        setup = checks.prepare(options, place)
+    except SystemExit as error:  # its code would be taken for ours
+        raise InputError(f"launch: the task's code has exited: {error_line(error)}") from error
     if options.dry_run:
         return _table(setup.plan, options, place)
     from pipeplan.launch import train

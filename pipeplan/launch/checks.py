@@ -165,9 +165,9 @@ def rank_table(plan: Plan, unloaded: str | None = None, replicas: int = 1) -> st
         lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
     ranks = len(plan.cluster.gpus) * replicas
     lines.append(
-        f"{counted(ranks, 'rank')}: {plan.semantics}, {plan.microbatches}"
-        f" micro-batches per step, period {format_ns(plan.period_ns)}"
-        f" (k = {plan.k}). {_passed(unloaded)}"
+        f"{counted(ranks, 'rank')}: {plan.semantics},"
+        f" {counted(plan.microbatches, 'micro-batch')} per step,"
+        f" period {format_ns(plan.period_ns)} (k = {plan.k}). {_passed(unloaded)}"
     )
     return "\n".join(lines)
 

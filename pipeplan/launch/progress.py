@@ -33,6 +33,7 @@ class Progress(Observer):
         plan: Plan,
         *,
         units_per_microbatch: int,
+        waits: bool = False,
         follower: Callback | None = None,
         taken: Callable[[], GpuMemoryUse] = lambda: GpuMemoryUse(None, None),
     ) -> None:
@@ -41,6 +42,7 @@ class Progress(Observer):
         Args:
             plan: of the run.
             units_per_microbatch: what throughput counts, of all replicas.
+            waits: whether updates wait for all stages; under 2bw in a later step.
             follower: hears of every step; None where another rank tells.
             taken: tells of this rank's GPU.
         """
@@ -52,7 +54,9 @@ class Progress(Observer):
         self._ends: dict[int, int] = {}
         self._meter = PeriodMeter(plan.k, plan.microbatches, drains=plan.semantics == "flush")
         self._since = now_ns()
+        self._late = waits and plan.semantics == "2bw"
         self._steps_seen = 0
+        """On end: after a pause the first one, or those whose updates are late, lack something."""
         self._best: int | None = None
         self._first: float | None = None
         self._latest: float | None = None
@@ -62,6 +66,8 @@ class Progress(Observer):
     def resume_clock(self) -> None:
         """Begin timing anew, after something that is no part of training."""
         self._since = now_ns()
+        if self._late:
+            self._steps_seen = 0
 
     def loss(self, microbatch: int, value: float) -> None:
         """See `Observer`."""
@@ -108,11 +114,10 @@ class Progress(Observer):
         numbers = range(step * m, (step + 1) * m)
         losses = [self._losses.pop(number) for number in numbers]
         ends = [self._ends.pop(number) for number in numbers]
-        # Under 2bw an update that waits for other stages is made in a later step.
-        end = now_ns() if self._plan.semantics == "flush" else ends[-1]
+        end = ends[-1] if self._late else now_ns()
         elapsed, self._since = end - self._since, end
         self._steps_seen += 1
-        if self._steps_seen > 1:
+        if self._steps_seen > (2 if self._late else 1):
             self._best = min(elapsed, self._best or elapsed)
         self._latest = sum(losses) / m
         self._first = self._latest if self._first is None else self._first

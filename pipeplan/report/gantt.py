@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import GridRow, batches, grid_rows, label, more_legends, short, window
+from pipeplan.report.grid import GridRow, grid_rows, label, more_legends, short, window
 from pipeplan.report.picture import save
 from pipeplan.simulator import simulate
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,8 @@ def _draw_period(axes: Axes, plan: Plan, lines: Sequence[GridRow]) -> None:
     axes.set_xlim(0, plan.period_ns)
     axes.set_xticks([0, plan.period_ns], ["0", format_ns(plan.period_ns)])
     axes.set_title(
-        f"{short(plan.chain.name, 48)}: {window(plan)}, {batches(plan.k)}, {plan.semantics};"
+        f"{short(plan.chain.name, 48)}: {window(plan)}, {counted(plan.k, 'micro-batch')},"
+        f" {plan.semantics};"
         f" {'; '.join(['label = stage, F or B, micro-batch', *more_legends(plan)])}",
         loc="left",
     )

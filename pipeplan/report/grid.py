@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len, set_cell_size
 
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.units import format_ns, printable
+from pipeplan.units import counted, format_ns, printable
 
 _FILL = {OpKind.F: "-", OpKind.B: "=", OpKind.I: "=", OpKind.W: "+"}
 _TRANSFER = "~"
@@ -70,7 +70,7 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
             )
         lines.append(f"{set_cell_size(row.name, margin)} |{''.join(cells)}|")
     head = (
-        f"{window(plan)}: {format_ns(plan.period_ns)} for {batches(plan.k)};"
+        f"{window(plan)}: {format_ns(plan.period_ns)} for {counted(plan.k, 'micro-batch')};"
         f" a column is {format_ns(plan.period_ns / columns)}"
     )
     note = [f"({hidden} ops shorter than a column are not drawn)"] if hidden else []
@@ -83,11 +83,6 @@ def short(name: str, most: int = 24) -> str:
     shown = printable(name)
     head = most // 3
     return shown if len(shown) <= most else f"{shown[:head]}…{shown[head + 1 - most :]}"
-
-
-def batches(count: int) -> str:
-    """`1 micro-batch`, `2 micro-batches`."""
-    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def window(plan: Plan) -> str:

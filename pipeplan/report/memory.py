@@ -153,8 +153,9 @@ def over_budget(report: MemoryReport) -> list[str]:
 def above_terms(report: MemoryReport) -> list[str]:
     """A line for each GPU of which the plan says more than its terms."""
     return [
-        f"{room.name}: the plan's peak is {format_bytes(room.plan_peak_bytes)}: it counts a tensor"
-        " that several layers take as it is (a skip) for each of them, these terms count it once"
+        f"{room.name}: the plan's peak is {format_bytes(room.plan_peak_bytes)}, because it counts"
+        " a tensor that several layers take as it is (a skip) for each of them; these terms count"
+        " it once"
         for room in report.gpus
         if room.plan_peak_bytes is not None
     ]

@@ -111,7 +111,7 @@ def _as_high(memory: GpuTerms) -> str:
 
 
 def _next(memory: GpuTerms) -> str:
-    """What would be the peak then."""
+    """What would be the peak then, where nothing is nearly as high now."""
     following = memory.following
     if following is None or _as_high(memory):
         return ""

@@ -77,7 +77,9 @@ def headline(plan: Plan) -> Table:
     """The plan in numbers: period, bound, gap, step time, throughput, contiguous period."""
     table = Table.grid(padding=(0, 2))
     per = plan.period_per_microbatch
-    table.add_row("semantics", f"{plan.semantics}, {plan.microbatches} micro-batches per step")
+    table.add_row(
+        "semantics", f"{plan.semantics}, {counted(plan.microbatches, 'micro-batch')} per step"
+    )
     table.add_row("period", f"{format_ns(plan.period_ns)}  (k = {plan.k})")
     table.add_row("per micro-batch", format_ns(per))
     table.add_row("bound", _bound(plan))

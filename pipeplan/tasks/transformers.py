@@ -74,11 +74,10 @@ def transformers(
     model.config.use_cache = False  # nothing is generated
     own = callable(data)
     if not callable(data):
-        places = getattr(model.config, "max_position_embeddings", None)
-        if isinstance(places, int) and 0 < places < sequence:
+        if (places := _positions(model)) is not None and places < sequence:
             raise InputError(
-                f"transformers: sequence: got {sequence}, need at most {places}: the model has no"
-                " more positions (max_position_embeddings in its config.json)"
+                f"transformers: sequence: got {sequence}, need at most {places}: the model has"
+                " learned no more positions"
             )
         vocabulary = model.get_input_embeddings().num_embeddings
         data = _windows(name_or_folder, data, batch, sequence, vocabulary, seed)
@@ -115,6 +114,8 @@ def save_pretrained(
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    if Path(to).exists() and not Path(to).is_dir():
+        raise InputError(f"save_pretrained: {to}: got a file, need a folder")
     if not force and Path(to).is_dir() and any(Path(to).iterdir()):
         raise InputError(
             f"save_pretrained: {to}: holds files already. Choose another folder, or give"
@@ -151,6 +152,16 @@ def _auto(head: str) -> Any:
             " SequenceClassification, .."
         )
     return found
+
+
+def _positions(model: torch.nn.Module) -> int | None:
+    """Rows of its table of learned positions; None where it computes them (rotary, ALiBi)."""
+    for name, module in model.named_modules():
+        word = name.rpartition(".")[2]
+        if isinstance(module, torch.nn.Embedding) and (word == "wpe" or "position" in word):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - int(getattr(module, "offset", first))
+    return None
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -95,9 +95,7 @@ class _Alone:
         for names, layer in zip(split.fqns, self.layers, strict=True):
             for local, parameter in layer.named_parameters():
                 self.uses.setdefault(names[local], []).append(parameter)
-        order = {name: place for place, name in enumerate(split.parameter_order)}
-        listed = sorted(self.uses, key=lambda name: order.get(name, len(order)))
-        owners = (self.uses[name][0] for name in listed)
+        owners = (self.uses[name][0] for name in split.in_order(self.uses))
         self.owners = [owner for owner in owners if owner.requires_grad]
         self.stepped = [self._stepped(owner) for owner in self.owners]
         self.optimizer = task.optimizer(self.stepped)

@@ -132,6 +132,7 @@ def test_no_number(kind: str, number: str) -> None:
         (parse_bandwidth, "/s", "12GB/s"),
         (parse_bandwidth, "-inf", "inf"),
         (parse_bandwidth, "100Gb/s", "12.50GB/s"),
+        (parse_bandwidth, "0Gb/s", "1B/s"),
         (parse_bandwidth, "100 Gib /s", "13.42GB/s"),
         (parse_time_ns, "10", "10us"),
         (parse_time_ns, "10GB", "10us"),

@@ -17,7 +17,16 @@ from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
-from pipeplan.gradients import cast_back, given, optimizer_of, schedule_of, stepped, sum_of
+from pipeplan.gradients import (
+    cast_back,
+    given,
+    holding,
+    optimizer_of,
+    own_tensors,
+    schedule_of,
+    stepped,
+    sum_of,
+)
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
@@ -191,12 +200,21 @@ def _failed(error: Exception) -> InputError:
 def check_optimizing(task: Task, model: SplitModel) -> None:
     """Refuse an optimizer or a schedule that cannot be made for a layer.
 
+    Layers may have no values; an optimizer that looks at them finds zeros.
+
     Raises:
         InputError: if it cannot.
     """
     for layer in model.layers:
-        if parameters := [each for each in layer.parameters() if each.requires_grad]:
-            step_kind(task, parameters, model.originals)
+        trained = [each for each in layer.parameters() if each.requires_grad]
+        zeros = {each: _zeros_like(each) for each in trained}
+        if zeros:
+            with holding(zeros):
+                _begun(task, {model.originals.get(each, each): each for each in trained})
+
+
+def _zeros_like(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
 
 
 def _begun(task: Task, known: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
@@ -207,6 +225,7 @@ def _begun(task: Task, known: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
         raise
     except Exception as error:
         raise _failed(error) from error
+    own_tensors(optimizer)
     if task.scheduler is not None:
         schedule_of(task.scheduler, optimizer)
     return optimizer

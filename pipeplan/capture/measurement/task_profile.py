@@ -242,7 +242,7 @@ def layer_times(
             sweeps.append(found)
         done = number + 1 - warmup
         if done > 0 and (done % 10 == 0 or done == repeats):
-            say(f"timed {done} of {repeats} micro-batches")
+            say(f"timed {done} of {counted(repeats, 'micro-batch')}")
     starts = range(0, max(1, repeats - ROUND + 1), ROUND)
     rounds = [_medians(sweeps[start : start + ROUND]) for start in starts]
     totals = [sum(map(sum, kinds)) for kinds in rounds]

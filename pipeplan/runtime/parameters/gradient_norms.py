@@ -38,8 +38,7 @@ class NormLayout:
         self.hosts = sorted({stage.gpu for stage in stages})
         """Ranks that host anything."""
         owners = _owners(stages, split)
-        order = {name: place for place, name in enumerate(split.parameter_order)}
-        for name in sorted(owners, key=lambda name: order.get(name, len(order))):
+        for name in split.in_order(owners):
             stage, parameter = owners[name]
             self.place[name] = len(self.dtypes)
             self.ranks[stage.gpu].append(len(self.dtypes))

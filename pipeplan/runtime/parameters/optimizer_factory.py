@@ -13,7 +13,14 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeplan.errors import InputError
-from pipeplan.gradients import MakeOptimizer, MakeSchedule, given, optimizer_of, schedule_of
+from pipeplan.gradients import (
+    MakeOptimizer,
+    MakeSchedule,
+    given,
+    optimizer_of,
+    own_tensors,
+    schedule_of,
+)
 from pipeplan.runtime.parameters.state_room import StateRoom
 
 
@@ -66,14 +73,11 @@ class OptimizerFactory:
         return StateRoom(", ".join(rooms), size, copied) if rooms else None
 
     def _made(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
-        """A learning rate that is a tensor is each optimizer's own: each has its own schedule."""
         known = {
             self.originals.get(parameter, parameter): each for parameter, each in layer.items()
         }
         optimizer = optimizer_of(self.optimizer, known)
-        for group in optimizer.param_groups:
-            tensors = {name: value for name, value in group.items() if isinstance(value, Tensor)}
-            group.update({name: value.clone() for name, value in tensors.items()})
+        own_tensors(optimizer)
         return optimizer
 
     def _schedules(self, each: Iterable[Optimizer], step: int) -> Iterator[LRScheduler]:

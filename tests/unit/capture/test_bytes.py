@@ -250,6 +250,13 @@ def test_states_that_a_schedule_asks_for_count() -> None:
     assert [each.optimizer_bytes for each in chain.layers] == [
         each.weight_bytes for each in chain.layers
     ]
+    rate = torch.tensor(0.5)
+    shared = replace(
+        task(partial(schedules.LinearLR, start_factor=0.5)),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate, foreach=False),
+    )
+    profile_task(shared, repeats=1)
+    assert rate == 0.5, "a schedule has written into the user's rate"
     for wrong, why in (
         (schedules.StepLR, "failed on one layer's optimizer: TypeError: .*step_size"),
         (schedules.ReduceLROnPlateau, "got ReduceLROnPlateau, need a schedule"),

@@ -308,3 +308,16 @@ def test_a_picture_has_its_flags_format(
     assert main(["show", str(plan_file), "--png", str(file)]) == 2
     assert "need a name that ends with .png" in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_an_exit_of_the_users_code_is_not_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3 says that no plan exists."""
+
+    def run(_: object) -> int:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(show, "run", run)
+    assert main(["show", "any.json"]) == 2
+    assert "the task's code has exited: SystemExit: 3" in capsys.readouterr().err

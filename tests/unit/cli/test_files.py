@@ -80,6 +80,12 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work() -> None:
         ["import", "FILE", "--format", "csv"],
         ["export", "FILE", "--format", "megatron"],
         ["remat", "FILE", "--budget", "1GiB"],
+        ["profile", "FILE:task"],
+        ["profile", "--stages", "FILE"],
+        ["simulate", "FILE", "--trace"],
+        ["show", "FILE", "--csv"],
+        ["show", "FILE", "--data"],
+        ["compare", "FILE", "--gpus", "2", "--memory", "1GiB", "--bandwidth", "1GB/s", "--data"],
     ],
     ids=lambda verb: verb[0],
 )
@@ -88,13 +94,15 @@ def test_what_a_command_reads_is_not_written_over(
 ) -> None:
     """Not even with --force, nor by a link."""
     file, link = tmp_path / "file.json", tmp_path / "link.json"
-    file.write_text("theirs")
+    text = two_stages().chain.to_json()  # compare reads it first
+    file.write_text(text)
     link.symlink_to(file)
-    given = [str(file) if word == "FILE" else word for word in verb]
+    given = [word.replace("FILE", str(file)) for word in verb]
+    flag = [] if given[-1] in ("--trace", "--csv", "--data") else ["-o"]
     for path in (file, link):
-        assert main([*given, "-o", str(path), "--force"]) == 2
+        assert main([*given, *flag, str(path), "--force"]) == 2
         assert f"output {path}: is what the command reads" in capsys.readouterr().err
-    assert file.read_text() == "theirs"
+    assert file.read_text() == text
 
 
 def test_a_file_that_comes_meanwhile_is_kept(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ REFUSED = [
     ("--plan @plan1.json --timeout soon", 2, "'soon'"),
     ("--plan @plan1.json --task nowhere:task", 2, "nowhere"),
     ("--plan @plan1.json --task tests.launch_task:other_task", 2, "digest"),
-    ("--plan @plan1.json --task tests.launch_task:misread --dry-run", 2, "got ReduceLROnPlateau"),
+    ("--plan @plan2.json --task tests.launch_task:misread --dry-run", 2, "got ReduceLROnPlateau"),
+    ("--plan @plan2.json --task tests.launch_task:exiting --dry-run", 2, "has exited: SystemExit"),
     ("--plan @plan1.json --out @full", 2, "not empty"),
     ("--plan @plan1.json --timeout 0s", 2, "got '0s', need at least 1ms"),
     ("--plan @plan1.json --out @plan1.json", 2, "need a directory"),
@@ -151,6 +152,14 @@ def test_dry_run_shows_the_ranks(plans: Path, capfd: pytest.CaptureFixture[str])
     assert "All checks passed" in lines[-1]
     assert lines[-1].startswith("2 ranks: ")
     assert not out.exists()
+
+
+def test_a_dry_run_makes_optimizers_that_look_at_values(
+    plans: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Layers of other ranks have no memory there."""
+    assert run(plans, "--plan @plan2.json --dry-run --task tests.launch_task:looking") == 0
+    assert "All checks passed" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("logs", ["--json", "--log-format json", "--clock virtual --json"])

@@ -10,7 +10,7 @@ from pipeplan.launch.progress import Progress
 from pipeplan.plan import Semantics
 from tests import launch_task
 
-UPDATE = 7
+WORK, UPDATE, PAUSE = 100, 7, 1000
 
 
 class Heard(Callback):
@@ -24,30 +24,65 @@ class Heard(Callback):
         self.steps.append(metrics)
 
 
-@pytest.mark.parametrize(("semantics", "late"), [("flush", False), ("2bw", False), ("2bw", True)])
-def test_a_step_lasts_from_end_to_end(
-    semantics: Semantics, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under flush with its update; under 2bw an update may come with those of later steps.
+CASES: list[tuple[Semantics, bool]] = [
+    ("flush", False),
+    ("flush", True),
+    ("2bw", False),
+    ("2bw", True),
+]
 
-    All steps but the first take as long: the last one, too, whose update is not the next's.
+
+class Clock:
+    """Time that the test moves."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        """Now."""
+        return self.ns
+
+
+@pytest.mark.parametrize(("semantics", "waits"), CASES)
+def test_a_step_lasts_from_end_to_end(
+    semantics: Semantics, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its update; under 2bw one that waits is made in a later step, the last two at the end.
+
+    Behind a pause (a validation), too. The best step is none that lacks an update.
     """
-    clock = iter([0]) if semantics == "2bw" else iter(range(0, 10**6, 100 + UPDATE))
-    monkeypatch.setattr(measured, "now_ns", lambda: next(clock))
+    clock = Clock()
+    monkeypatch.setattr(measured, "now_ns", clock)
     plan, heard = launch_task.plan(1, semantics), Heard()
-    progress = Progress(plan, units_per_microbatch=3, follower=heard)
-    m, steps, last = plan.microbatches, 4, len(plan.stages) - 1
+    progress = Progress(plan, units_per_microbatch=3, waits=waits, follower=heard)
+    m, steps, last = plan.microbatches, 10, len(plan.stages) - 1
+    late: list[int] = []
+
+    def update(waiting: int) -> None:
+        while len(late) > waiting:
+            clock.ns += UPDATE
+            progress.updated(last, late[0])
+            progress.stepped(late.pop(0), 1.0, (0.1,))
+
     for step in range(steps):
         for number in range(step * m, (step + 1) * m):
+            clock.ns += WORK // m
             progress.loss(number, 1.0)
-            progress.backward(number, 100 * (step + 1) - m + number % m)
-        if not late:
-            progress.updated(last, step)
-    for step in range(steps):
-        if late:
-            progress.updated(last, step)
-        progress.stepped(step, 1.0, (0.1,))
-    took = 100 + (UPDATE if semantics == "flush" else 0)
-    assert [each.step_ns for each in heard.steps[1:]] == [took] * (steps - 1)
+            progress.backward(number, clock.ns)
+            if number == step * m:
+                update(1)
+        late.append(step)
+        update(1 if waits and semantics == "2bw" else 0)
+        if step == 5 or step == steps - 1:
+            update(0)
+            clock.ns += PAUSE
+            progress.resume_clock()
+    took = WORK // m * m + UPDATE
+    lengths = [each.step_ns for each in heard.steps]
+    if waits and semantics == "2bw":
+        begun = [took - UPDATE, took - UPDATE]
+        assert lengths == [*begun, *[took] * 4, *begun, *[took] * 2]
+    else:
+        assert lengths == [took] * steps
     assert heard.steps[-1].units_per_s == pytest.approx(3 * m / (took / 1e9))
     assert progress.measured().best_step_ns == took

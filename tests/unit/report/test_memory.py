@@ -206,7 +206,7 @@ def test_what_a_plan_says_beyond_its_terms_is_told() -> None:
         for row, room, memory in zip(plan.memory, report.gpus, report.predicted, strict=True):
             more = row.peak_bytes > memory.peak.size
             assert room.plan_peak_bytes == (row.peak_bytes if more else None)
-            start = f"{room.name}: the plan's peak is {format_bytes(row.peak_bytes)}: it counts"
+            start = f"{room.name}: the plan's peak is {format_bytes(row.peak_bytes)}, because"
             assert any(line.startswith(start) for line in lines) == more
             told += more
     assert told > 2

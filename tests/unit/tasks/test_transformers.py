@@ -29,7 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = library.LlamaConfig(
         vocab_size=WORDS + 1,
         hidden_size=16,
-        max_position_embeddings=100,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -112,6 +111,40 @@ def test_what_was_trained_is_theirs_again(
     assert not torch.equal(before["model.norm.weight"], found["model.norm.weight"])
 
 
+def learned(tmp_path: Path) -> str:
+    """A GPT-2 of 16 places."""
+    config = library.GPT2Config(
+        vocab_size=WORDS + 1, n_positions=16, n_embd=8, n_layer=1, n_head=1
+    )
+    library.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    return str(tmp_path / "gpt2")
+
+
+def test_positions_that_are_computed_are_no_limit(tmp_path: Path, folder: Path) -> None:
+    """Rotary ones; a learned table's rows are, less those that stand for no position."""
+    config = library.LlamaConfig.from_pretrained(folder)
+    config.max_position_embeddings = LENGTH
+    library.LlamaForCausalLM(config).save_pretrained(tmp_path / "short")
+    task = made(tmp_path / "short", sequence=2 * LENGTH)
+    assert isinstance(task.model, torch.nn.Module)
+    assert loss_in(task.model(**task.microbatch(0)[0])).isfinite()
+    config = library.RobertaConfig(
+        vocab_size=WORDS + 1,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=18,
+        is_decoder=True,
+    )
+    library.RobertaForCausalLM(config).save_pretrained(tmp_path / "roberta")
+    task = made(tmp_path / "roberta", sequence=16)
+    assert isinstance(task.model, torch.nn.Module)
+    task.model(**task.microbatch(0)[0])
+    with pytest.raises(InputError, match="got 17, need at most 16"):
+        made(tmp_path / "roberta", sequence=17)
+
+
 def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
     """Another head or model, a file that is missing, too short, or of another tokenizer."""
     np.save(tmp_path / "other.npy", np.arange(200))
@@ -127,7 +160,7 @@ def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
         ({"dtype": "float31"}, "got dtype 'float31', need one of torch"),
         ({"dtype": "nn"}, "got dtype 'nn', need one of torch"),
         ({"batch": 0}, "batch: got 0, need at least 1"),
-        ({"sequence": 101}, "sequence: got 101, need at most 100: .*max_position_embeddings"),
+        ({"name_or_folder": learned(tmp_path), "sequence": 17}, "got 17, need at most 16: .*"),
         ({"data": str(tmp_path / "floats.npy")}, "got float64 of shape .60,., need whole numbers"),
         ({"data": str(tmp_path / "rows.npy")}, "got int64 of shape .6, 10., need .* in one row"),
         ({"name_or_folder": str(bare), "data": text}, f"a text, and {bare} has no tokenizer"),
@@ -152,3 +185,5 @@ def test_a_folder_that_holds_files_stays(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine: holds files already\. .*force=True"):
         save_pretrained(tmp_path, str(folder), tmp_path / "mine")
     save_pretrained(tmp_path, str(folder), tmp_path / "mine", force=True)
+    with pytest.raises(InputError, match=r"model\.pt: got a file, need a folder"):
+        save_pretrained(tmp_path, str(folder), tmp_path / "model.pt", force=True)
