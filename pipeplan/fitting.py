@@ -105,10 +105,9 @@ def _check_waiting(plan: Plan, task: Task) -> None:
     """Under 2bw the chain has room for gradients that wait, if the task lets them (M1, M7)."""
     if plan.semantics == "flush" or not plan.task_digest:
         return
-    waits = task.clip_norm is not None or task.loss_scale is not None
     layers = plan.chain.layers
     room = all(layer.waiting_gradient_bytes or not layer.gradient_bytes for layer in layers)
-    if waits and not room:
+    if task.updates_wait and not room:
         raise InputError(
             "launch: the task has clip_norm or loss_scale, so its updates wait for all stages, and"
             " the plan's chain was profiled without: it counts no bytes for gradients that wait."

@@ -157,6 +157,11 @@ class Task:
                 f" of each layer: lambda parameters: {kind}(parameters, ..)"
             )
 
+    @property
+    def updates_wait(self) -> bool:
+        """Whether each update needs the gradients of all stages: to clip them, or to scale."""
+        return self.clip_norm is not None or self.loss_scale is not None
+
     def microbatch(self, number: int) -> tuple[Any, Any]:
         """(input, target) of micro-batch `number`, whose tensors are fresh copies without holes.
 

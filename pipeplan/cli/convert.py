@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     output.check_output(args.output, args.force, [args.profile])
     text = common.read_text(args.profile)
-    where = "stdin" if args.profile == "-" else args.profile
+    where = common.named(args.profile)
     name = args.name or Path(where).stem
     size = args.microbatch_size
     if args.format == "csv":

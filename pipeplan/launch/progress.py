@@ -56,7 +56,8 @@ class Progress(Observer):
         self._since = now_ns()
         self._late = waits and plan.semantics == "2bw"
         self._steps_seen = 0
-        """On end: after a pause the first one, or those whose updates are late, lack something."""
+        """Steps since the start; where updates are late, since the last pause, too. The first of
+        them warms up, or has no update of a step before."""
         self._best: int | None = None
         self._first: float | None = None
         self._latest: float | None = None

@@ -91,7 +91,7 @@ class LaunchedRun:
             setup.plan,
             units_per_microbatch=options.replicas
             * (setup.task.units_per_microbatch or setup.split.microbatch_size),
-            waits=setup.task.clip_norm is not None or setup.task.loss_scale is not None,
+            waits=setup.task.updates_wait,
             follower=self.follower if teller else None,
             taken=partial(GpuMemoryUse.since_start, setup.device),
         )

@@ -120,7 +120,7 @@ def build(
         ),
         versions=versions,
         microbatches=plan.microbatches,
-        deferred=scaler is not None or task.clip_norm is not None,
+        deferred=task.updates_wait,
     )
     scale = scaler.of if scaler else lambda _: 1.0
     number = (shard or Shard(plan.microbatches)).number

@@ -176,7 +176,6 @@ def _gradients(
     first layer's; the first one of synchronized layers has room for those of all others.
     Clipping and loss scaling make every gradient wait.
     """
-    all_wait = task.clip_norm is not None or task.loss_scale is not None
     first: dict[nn.Parameter, int] = {}
     kept, waiting = [0] * len(mine), [0] * len(mine)
     for index, (own, known) in enumerate(zip(mine, repeated_parameters(model), strict=True)):
@@ -184,7 +183,7 @@ def _gradients(
             total = sum_of(parameter)
             size = total.nbytes if total is not None else 0
             kept[index] += size
-            waiting[index] += size if all_wait or parameter in known else 0
+            waiting[index] += size if task.updates_wait or parameter in known else 0
             if parameter in known and task.tied == "synchronize":
                 kept[first[parameter]] += size
             first.setdefault(parameter, index)
