@@ -38,7 +38,7 @@ def offloading(random: Random, plan: Plan) -> Plan:
 def _offload(random: Random, plan: Plan, stage: Stage, calendar: Calendar) -> Plan:
     """`plan` whose `stage` offloads some copies, or as it was."""
     stages = list(plan.stages)
-    enters = _enters(plan, stage) and random.random() < 0.5
+    enters = stage.id > 0 and random.random() < 0.5
     remat = Remat(offload=_runs(random, stage), offload_input=enters)
     stages[stage.id] = stage.model_copy(update={"remat": remat})
     sent = plan.model_copy(update={"stages": tuple(stages)})
@@ -61,14 +61,6 @@ def _runs(random: Random, stage: Stage) -> LayerRanges:
         return tuple((layer, layer) for layer in range(stage.first, stage.last + 1))
     first, last = sorted(random.choices(range(stage.first, stage.last + 1), k=2))
     return ((first, last),)
-
-
-def _enters(plan: Plan, stage: Stage) -> bool:
-    """Whether a stage alone keeps what is saved of its input; nothing is computed again here."""
-    if not stage.id:
-        return False
-    before = plan.stages[stage.id - 1]
-    return before.gpu != stage.gpu or not plan.chain.layers[before.last].saved_output_bytes
 
 
 def _pair(

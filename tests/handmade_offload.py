@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pipeplan.cluster import Host
+from pipeplan.layer import LayerOption
 from pipeplan.plan import LayerRanges, Plan, Remat
 from tests import handmade
 from tests.offloading import offloaded
@@ -146,3 +147,28 @@ def entering(saved_before: int = 0) -> Plan:
     plain = with_host(handmade.plan(of, [(0, 0, 0), (1, 2, 0)], 8, times), 20)
     host = {"1OFFLOAD0": 3, "1PREFETCH0": 12}
     return offloaded(plain, {1: ((1, 2),)}, {1: 1}, host, cluster=plain.cluster, inputs={1})
+
+
+def made_by(remat: Remat) -> Plan:
+    """`entering` whose second stage keeps nothing of its input but sends it away.
+
+    Stage 0 keeps 1 byte of its output; its layer has two options, which keep 0 and 1 of it.
+
+    Args:
+        remat: of stage 0.
+    """
+    plan = entering(saved_before=1)
+    first, second, third = plan.chain.layers
+    times = {"program": 0, "forward_ns": first.forward_ns, "backward_ns": first.backward_ns}
+    options = tuple(LayerOption(**times, saved_output_bytes=kept) for kept in (0, 1))
+    layers = (
+        first.model_copy(update={"options": options}),
+        second.model_copy(update={"saved_input_bytes": 0}),
+        third,
+    )
+    stages = (
+        plan.stages[0].model_copy(update={"remat": remat}),
+        plan.stages[1].model_copy(update={"remat": Remat(offload_input=True)}),
+    )
+    chain = plan.chain.model_copy(update={"layers": layers})
+    return plan.model_copy(update={"chain": chain, "stages": stages})

@@ -230,8 +230,10 @@ def stage_bytes(plan: Plan, s: int) -> tuple[int, int, int]:
 def away_bytes(plan: Plan, s: int) -> int:
     """(H1), sum by sum."""
     remat, L = plan.stages[s].remat, plan.chain.layers
-    enters = remat is not None and remat.offload_input
-    return enters * L[plan.stages[s].first].saved_input_bytes + sum(
+    enters, a = remat is not None and remat.offload_input, plan.stages[s].first
+    shared = s > 0 and plan.stages[s - 1].gpu == plan.stages[s].gpu
+    u = L[a - 1].saved_output_bytes if shared else 0
+    return enters * max(L[a].saved_input_bytes, u) + sum(
         sum(L[i].saved_bytes for i in range(a, b + 1))
         + sum(max(L[i].saved_output_bytes, L[i + 1].saved_input_bytes) for i in range(a, b))
         for a, b in (remat.offload if remat else ())

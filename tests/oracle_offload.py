@@ -118,9 +118,9 @@ def _ways(
 ) -> Iterator[Away]:
     """Every set of runs of a stage's layers, the empty one first, and each with the input."""
     first, last, gpu = stage
-    entry = 0
-    if before and not (before[2] == gpu and chain.layers[first - 1].saved_output_bytes):
-        entry = chain.layers[first].saved_input_bytes
+    entry = chain.layers[first].saved_input_bytes if before else 0
+    if before and before[2] == gpu:
+        entry = max(entry, chain.layers[first - 1].saved_output_bytes)
     for flags in product((0, 1, 2), repeat=last - first + 1):
         # 0: stays; 1: leaves, a run of its own or its first; 2: leaves with the layer before.
         if flags[0] == 2 or any(two == 2 and not one for one, two in pairwise(flags)):

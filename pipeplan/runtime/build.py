@@ -130,7 +130,9 @@ def build(
     maker = _StageBuilder(
         plan, pattern, split, task, feed, seed, scale, number, ownership, device, host
     )
-    stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
+    stages: dict[int, StageRunner] = {}
+    for index in pattern.hosted[transport.rank]:
+        stages[index] = maker.stage(index, stages.get(index - 1))
     links = {index: endpoints(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
     tied = TiedGradients(ties, ownership.of, transport, first_tie_tag(split.boundaries))
@@ -185,7 +187,8 @@ class _StageBuilder:
     device: torch.device
     host: CopyEngine
 
-    def stage(self, index: int) -> StageRunner:
+    def stage(self, index: int, before: StageRunner | None) -> StageRunner:
+        """Stage `index`; `before`: the one before, if the rank hosts that, too."""
         split, planned = self.split, self.plan.stages[index]
         last = index == len(self.plan.stages) - 1
         again, offload = _runs(planned)
@@ -209,6 +212,7 @@ class _StageBuilder:
             runs=again,
             offload=offload,
             offload_input=planned.remat is not None and planned.remat.offload_input,
+            lends_output=_lends(self.plan, planned),
             device=self.device,
             autocast=self.task.autocast,
             host=self.host if planned.offloads else None,
@@ -223,7 +227,8 @@ class _StageBuilder:
             on_host=planned.states == "host",
             beside=runs_beside(self.plan, planned),
         )
-        return StageRunner(spec, self.plan.microbatches, held)
+        lender = before if before is not None and before.spec.lends_output else None
+        return StageRunner(spec, self.plan.microbatches, held, lender)
 
     def _shared(self, planned: PlannedStage) -> frozenset[str]:
         """Names of what layers of other stages have, too, which run in another order."""
@@ -260,6 +265,19 @@ def _runs(planned: PlannedStage) -> tuple[LayerRanges, LayerRanges]:
         return tuple((first - planned.first, last - planned.first) for first, last in runs)
 
     return within(planned.remat.recompute), within(planned.remat.offload)
+
+
+def _lends(plan: Plan, planned: PlannedStage) -> bool:
+    """Whether autograd may save the stage's output, and the next stage sends it away (H1)."""
+    if planned.id + 1 == len(plan.stages):
+        return False
+    behind, own = plan.stages[planned.id + 1], planned.remat
+    stored = own is None or not (
+        any(last == planned.last for _, last in own.recompute)
+        or any(layer == planned.last for layer, _ in own.programs)
+    )
+    takes = behind.remat is not None and behind.remat.offload_input
+    return stored and takes and behind.gpu == planned.gpu
 
 
 def _way_to_host(plan: Plan, device: torch.device) -> CopyEngine:

@@ -107,18 +107,24 @@ def host_ns(plan: Plan, stage: int) -> int:
 def offloaded_bytes(plan: Plan, stage: int) -> int:
     """What one micro-batch's forward leaves between the ends of the stage's runs (H1).
 
-    Where the input goes as well, what the first layer keeps of it: nobody before keeps any.
+    Where the input goes as well, what the first layer, or the stage before, keeps of it.
     """
     home, total = plan.stages[stage], 0
     remat = home.remat
     if remat and remat.offload_input:
-        total += plan.chain.layers[home.first].saved_input_bytes
+        total += max(plan.chain.layers[home.first].saved_input_bytes, held_before(plan, stage))
     for first, last in remat.offload if remat else ():
         layers = plan.chain.layers[first : last + 1]
         total += sum(layer.saved_bytes for layer in layers)
         for before, after in pairwise(layers):
             total += max(before.saved_output_bytes, after.saved_input_bytes)
     return total
+
+
+def offloaded_output_bytes(plan: Plan, stage: int) -> int:
+    """What of that is counted for the stage before, which saves it as its output."""
+    remat = plan.stages[stage].remat
+    return held_before(plan, stage) if remat and remat.offload_input else 0
 
 
 def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
@@ -133,9 +139,9 @@ def live_stage_bytes(plan: Plan, stage: int) -> StageBytes:
     """Live bytes of a stage, layer by layer forward and back ((M2), (M3), (M7), (S4))."""
     home = plan.stages[stage]
     layers = plan.chain.layers[home.first : home.last + 1]
-    held_before = _held_before(plan, stage)
-    live = max(0, plan.chain.input_of(home.first) - held_before)
-    kept_of_input = max(0, layers[0].saved_input_bytes - held_before)
+    shared = held_before(plan, stage)
+    live = max(0, plan.chain.input_of(home.first) - shared)
+    kept_of_input = max(0, layers[0].saved_input_bytes - shared)
     live = max(live, kept_of_input)
     most_forward, surplus = 0, live - kept_of_input
     for index, layer in enumerate(layers):
@@ -145,16 +151,28 @@ def live_stage_bytes(plan: Plan, stage: int) -> StageBytes:
         surplus = layer.output_bytes - _kept_behind(layers, index)
     kept = live = live - surplus
     back = _most_in_inputs if home.split_backward else _most_backward
-    before = _before_forward(plan, stage, held_before)
+    before = _before_forward(plan, stage, shared)
     return StageBytes(kept, max(most_forward, before), back(plan.chain, home, live))
 
 
-def _held_before(plan: Plan, stage: int) -> int:
-    """What the stage before keeps of its output, if it is on the same GPU."""
+def held_before(plan: Plan, stage: int) -> int:
+    """What the stage before keeps of its output, if it is on the same GPU.
+
+    Nothing, if it computes that again (V2); what the option keeps, if it runs a program (V5).
+    """
     home = plan.stages[stage]
-    if stage and plan.stages[stage - 1].gpu == home.gpu:
-        return plan.chain.layers[home.first - 1].saved_output_bytes
-    return 0
+    if not stage or plan.stages[stage - 1].gpu != home.gpu:
+        return 0
+    last, remat = home.first - 1, plan.stages[stage - 1].remat
+    layer = plan.chain.layers[last]
+    if remat is None:
+        return layer.saved_output_bytes
+    if any(first <= last <= end for first, end in remat.recompute):
+        return 0
+    for place, option in remat.programs:
+        if place == last and option < len(layer.options):  # that stage may be broken
+            return layer.options[option].saved_output_bytes
+    return layer.saved_output_bytes
 
 
 def _kept_behind(layers: Sequence[Layer], index: int) -> int:
@@ -206,7 +224,7 @@ def live_weight_bytes(plan: Plan, stage: int) -> WeightBytes:
     for layer in reversed(layers):
         most = max(most, live + layer.weight_backward_workspace_bytes)
         live -= layer.saved_for_weight_bytes or 0
-    shared = min(_held_before(plan, stage), layers[0].saved_input_for_weight_bytes)
+    shared = min(held_before(plan, stage), layers[0].saved_input_for_weight_bytes)
     return WeightBytes(kept, most, shared)
 
 

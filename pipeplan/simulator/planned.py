@@ -143,7 +143,7 @@ def _remat(plan: Plan, index: int, remat: Remat) -> Iterator[Discrepancy]:
     elif not _told(plan.chain, stage, _layers(again) | _layers(away)):
         got = f"got programs {remat.programs}, need options, outside of runs, no I and W"
         yield Discrepancy("stages", where, got)
-    elif remat.offload_input and not _input_is_own(plan, index, remat):
+    elif remat.offload_input and not _input_may_leave(plan, index, remat):
         yield Discrepancy("stages", where, "got an input away that others keep, or nobody")
     elif stage.offloads and not costs.offloaded_bytes(plan, index):
         yield Discrepancy("stages", where, f"got runs {away}, which keep nothing to send away")
@@ -151,8 +151,8 @@ def _remat(plan: Plan, index: int, remat: Remat) -> Iterator[Discrepancy]:
         yield Discrepancy("stages", where, "got it in the paper's model")
 
 
-def _input_is_own(plan: Plan, index: int, remat: Remat) -> bool:
-    """Whether what a stage keeps of its input is in its graph alone (H1)."""
+def _input_may_leave(plan: Plan, index: int, remat: Remat) -> bool:
+    """Whether autograd alone keeps the input, here and in the stage before (H1)."""
     stage = plan.stages[index]
     held = _layers(remat.recompute) | {layer for layer, _ in remat.programs}
     if index == 0 or stage.first == 0 or stage.first in held:
@@ -160,13 +160,9 @@ def _input_is_own(plan: Plan, index: int, remat: Remat) -> bool:
     before = plan.stages[index - 1]
     if before.gpu != stage.gpu:
         return True
-    last, kept = stage.first - 1, before.remat or Remat.model_construct()
-    layer = plan.chain.layers[last]
-    for place, option in kept.programs:
-        if place == last and option < len(layer.options):  # that stage may be broken
-            layer = layer.under(layer.options[option])
-    again = any(first <= last <= end for first, end in kept.recompute)
-    return again or not layer.saved_output_bytes
+    programs = before.remat.programs if before.remat else ()
+    # What a program keeps is its own.
+    return before.last not in dict(programs) or not costs.held_before(plan, index)
 
 
 def _split(plan: Plan, index: int) -> Iterator[Discrepancy]:

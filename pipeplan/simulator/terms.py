@@ -38,8 +38,8 @@ class Things:
     """By B (or I): the workspace of its stage's optimizer."""
     whole: dict[int, Key]
     """By stage: what a micro-batch keeps that has nothing on the host."""
-    partly: dict[int, Key]
-    """By stage: the same of one that has."""
+    leaving: dict[int, tuple[tuple[int, int], ...]]
+    """By stage that offloads: (stage, bytes of what that keeps) of a micro-batch."""
     host: dict[int, Key]
     for_weights: dict[int, tuple[Key, Key]]
     """By stage: what waits for W, alone and with what the stage before still counts left out."""
@@ -70,7 +70,8 @@ class Things:
         self.end[backward].append((key, -1))
         self.update[backward] = (P.UPDATE, stage, costs.update_bytes(plan, stage))
         if (away := costs.offloaded_bytes(plan, stage)) and plan.cluster.host is not None:
-            self.partly[stage] = (P.SAVED, stage, size.kept - away)
+            shared = costs.offloaded_output_bytes(plan, stage)
+            self.leaving[stage] = ((stage, away - shared), (stage - 1, shared))
             self.host[stage] = (P.SAVED, stage, away)
 
     def _take_weights(self, plan: Plan, stage: int) -> None:
@@ -114,6 +115,8 @@ class TermLedger:
         self.counts: dict[Key, int] = {}
         self.host: dict[Key, int] = {}
         self._away: set[tuple[int, int]] = set()
+        self._gone: dict[tuple[int, int], int] = {}
+        """Bytes of (stage, micro-batch) that are given up now."""
         self._shared: set[tuple[int, int]] = set()
         self._updating = False
 
@@ -161,14 +164,22 @@ class TermLedger:
             self._move(alone, 1)
 
     def _pass_host(self, does: int, stage: int, microbatch: int) -> None:
-        whole, partly = self._things.whole[stage], self._things.partly[stage]
         if does == Does.OFFLOAD:
             self._away.add((stage, microbatch))
             self._put(self.host, self._things.host[stage], 1)
-        elif does == Does.FREE:
-            self._apply([(whole, -1), (partly, 1)])
-        else:
-            self._apply([(partly, -1), (whole, 1)])
+            return
+        for owner, size in self._things.leaving[stage]:
+            self._lose(owner, microbatch, size if does == Does.FREE else -size)
+
+    def _lose(self, stage: int, microbatch: int, size: int) -> None:
+        """Of what a micro-batch keeps, so many bytes more are away."""
+        if size:
+            purpose, _, whole = self._things.whole[stage]
+            before = self._gone.pop((stage, microbatch), 0)
+            if before + size:
+                self._gone[stage, microbatch] = before + size
+            self._move((purpose, stage, whole - before), -1)
+            self._move((purpose, stage, whole - before - size), 1)
 
     def _apply(self, moves: Iterable[tuple[Key, int]]) -> None:
         for key, change in moves:

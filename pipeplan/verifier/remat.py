@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from pipeplan.plan import LayerRanges, OpKind, Plan, Stage
-from pipeplan.verifier.stage_bytes import offloaded
+from pipeplan.verifier.stage_bytes import offloaded, saved_output, stage_before
 from pipeplan.verifier.violation import Rule, Violation
 
 
@@ -90,7 +90,7 @@ def _programs(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
 
 
 def _input(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
-    """(H1): the stage's own autograd keeps its input, and no stage before on its GPU does."""
+    """(H1): autograd keeps the stage's input, in this stage and in the one before on its GPU."""
     assert stage.remat is not None
     if not stage.first:
         yield Violation(Rule.STAGES, where, "got true for layer 0, need a layer before the stage")
@@ -101,24 +101,12 @@ def _input(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
             need = f"need layer {stage.first} outside of run [{first}, {last}] and of programs"
             yield Violation(Rule.STAGES, where, f"got true, {need}")
             return
-    before = next((each for each in plan.stages if each.last == stage.first - 1), stage)
-    shared = _saved_output(plan, before)
-    if before.gpu == stage.gpu and shared:
-        need = f"need 0 bytes that stage {before.id} keeps of its output on GPU {stage.gpu}"
-        yield Violation(Rule.STAGES, where, f"got true and {shared} bytes, {need}")
-
-
-def _saved_output(plan: Plan, stage: Stage) -> int:
-    """So of the stage's last layer, (V2), (V5)."""
-    layer, remat = plan.chain.layers[stage.last], stage.remat
-    if remat is None:
-        return layer.saved_output_bytes
-    if any(last == stage.last for _, last in remat.recompute):
-        return 0
-    option = dict(remat.programs).get(stage.last)
-    if option is None or option >= len(layer.options):
-        return layer.saved_output_bytes
-    return layer.options[option].saved_output_bytes
+    before = stage_before(plan, stage)
+    if before is None or not before.remat or before.last not in dict(before.remat.programs):
+        return
+    if kept := saved_output(plan, before):
+        need = f"need 0 bytes that a program keeps of the output of stage {before.id}"
+        yield Violation(Rule.STAGES, where, f"got true and {kept} bytes, {need}")
 
 
 def host_ops(plan: Plan, present: Collection[tuple[OpKind, int, int]]) -> Iterator[Violation]:

@@ -28,9 +28,7 @@ def exact(plan: Plan, index: int) -> StageBytes:
     """
     stage = plan.stages[index]
     layers = plan.chain.layers[stage.first : stage.last + 1]
-    shared = 0
-    if index and plan.stages[index - 1].gpu == stage.gpu:
-        shared = plan.chain.layers[stage.first - 1].saved_output_bytes
+    shared = saved_output(plan, stage_before(plan, stage))
     entry = max(0, layers[0].saved_input_bytes - shared)
     rest = list(accumulate(layer.saved_bytes for layer in layers))
     inner = [
@@ -58,14 +56,36 @@ def exact(plan: Plan, index: int) -> StageBytes:
     return StageBytes(kept=saved, forward=forward, backward=backward)
 
 
+def stage_before(plan: Plan, stage: Stage) -> Stage | None:
+    """The one that hands over to it on the same GPU."""
+    same = (each for each in plan.stages if each.gpu == stage.gpu)
+    return next((each for each in same if each.last == stage.first - 1), None)
+
+
+def saved_output(plan: Plan, stage: Stage | None) -> int:
+    """So of a stage's last layer, as it keeps it: (V2), (V5)."""
+    if stage is None:
+        return 0
+    layer, remat = plan.chain.layers[stage.last], stage.remat
+    if remat is None:
+        return layer.saved_output_bytes
+    if any(last == stage.last for _, last in remat.recompute):
+        return 0
+    option = dict(remat.programs).get(stage.last)
+    if option is None or option >= len(layer.options):
+        return layer.saved_output_bytes
+    return layer.options[option].saved_output_bytes
+
+
 def offloaded(plan: Plan, stage: Stage) -> int:
     """(H1): what the stage's offloaded runs keep strictly between their ends; its saved input.
 
-    Where that leaves, no stage before keeps any of it on the GPU (rule `stages`).
+    Of that the more of what the stage and the one before on its GPU keep.
     """
     total = 0
     if stage.remat and stage.remat.offload_input:
-        total += plan.chain.layers[stage.first].saved_input_bytes
+        shared = saved_output(plan, stage_before(plan, stage))
+        total += max(plan.chain.layers[stage.first].saved_input_bytes, shared)
     for first, last in stage.remat.offload if stage.remat else ():
         layers = plan.chain.layers[first : last + 1]
         total += sum(layer.saved_bytes for layer in layers)

@@ -61,7 +61,7 @@ def offloadable_bytes(chain: Chain, run: Segment) -> int:
 
 
 def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
-    """What a stage that begins with layer `first` saves of its input and may send: (H1).
+    """What is saved of the input of a stage that begins with layer `first`, and may leave: (H1).
 
     Args:
         costs: chain, and what of it is recomputed.
@@ -70,10 +70,11 @@ def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
     """
     if not first or first in costs.recomputed:
         return 0
-    layers = costs.chain.layers
-    if covered and layers[first - 1].saved_output_bytes:
-        return 0
-    return layers[first].saved_input_bytes
+    if not covered:
+        return costs.chain.layers[first].saved_input_bytes
+    if first - 1 in costs.recomputed and costs.chain.layers[first - 1].saved_output_bytes:
+        return 0  # a program keeps it
+    return inner_bytes(costs.chain, first)
 
 
 def _spread(found: dict[int, _Runs]) -> dict[int, _Runs]:

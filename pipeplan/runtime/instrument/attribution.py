@@ -137,7 +137,8 @@ class _Sweep:
         label = self._label.get(number)
         if label is None:
             owner = self._lives.before.get(number)
-            label = self._births if owner is None else (*owner, -1)
+            back = self._kept.come_back.get(number)
+            label = (*owner, -1) if owner else (P.SAVED, *back) if back else self._births
             self._label[number] = label
             self._members.setdefault(label, set()).add(number)
         self._bytes[number] = self._bytes.get(number, 0) + difference

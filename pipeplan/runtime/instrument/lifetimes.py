@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pipeplan.memory_terms import Purpose
@@ -17,6 +18,8 @@ class Lifetimes:
 
     changes: list[tuple[int, int]] = field(default_factory=list)
     """(number, bytes more or fewer)."""
+    come: list[int] = field(default_factory=list)
+    """By number: the place of its first change."""
     gone: list[int | None] = field(default_factory=list)
     """By number: the place of the change that ends it; None: it outlives the sample."""
     before: dict[int, tuple[Purpose, int]] = field(default_factory=dict)
@@ -39,6 +42,7 @@ class Lifetimes:
             entry = alive.get(name)
             if entry is None:
                 entry = alive[name] = [len(found.gone), 0]
+                found.come.append(place)
                 found.gone.append(None)
             entry[1] += difference
             found.changes.append((entry[0], difference))
@@ -67,6 +71,19 @@ class Lifetimes:
                 (alive[name][0], shared) for name, shared in pairs if name in alive
             )
 
+    def begins(self, done: Performed) -> list[int]:
+        """The storages that an action makes, in order."""
+        return [n for place, n in self._changed(done) if self.come[n] == place]
+
+    def ends(self, done: Performed) -> list[int]:
+        """The storages that an action gives up, in order."""
+        return [n for place, n in self._changed(done) if self.gone[n] == place]
+
+    def _changed(self, done: Performed) -> Iterator[tuple[int, int]]:
+        """Place and storage of each change while an action runs."""
+        for place in range(done.begin, done.end):
+            yield place, self.changes[place][0]
+
     def alive_at(self, number: int, place: int) -> bool:
         """Whether the storage is there before the change at `place`."""
         gone = self.gone[number]
@@ -87,6 +104,8 @@ class Kept:
                 known = self._known(purpose, stage, microbatch, number, shared)
                 if known is not None:
                     self._usual[purpose, stage, index] = known
+        self.come_back = dict(self._for_both())
+        """Number -> stage and micro-batch that keep it, though it comes for the next stage."""
 
     def among(self, purpose: Purpose, stage: int, microbatch: int) -> set[int]:
         """Those of one micro-batch; one whose end the sample does not hold is as others are."""
@@ -104,8 +123,8 @@ class Kept:
     ) -> bool | None:
         """What the storage's life says; None: the sample ends too early.
 
-        One that dies in the W of the next stage may be kept by that alone, or by both: then it
-        counts who referred to it.
+        One that dies in the W of the next stage, or goes to the host with that, may be kept by it
+        alone, or by both: then it counts who referred to it.
         """
         if purpose in (Purpose.SENT_F, Purpose.SENT_B):
             free = ActionKind.FREE_F if purpose is Purpose.SENT_F else ActionKind.FREE_B
@@ -116,6 +135,8 @@ class Kept:
             if done is not None:
                 return self._lives.alive_at(number, done.begin)
             return None if self._lives.gone[number] is None else False
+        if self._leaves_with_next(stage, microbatch, number):
+            return shared
         back = self._backward(stage, microbatch)
         if back is None:
             return None if self._lives.gone[number] is None else False
@@ -123,6 +144,35 @@ class Kept:
         gone = self._lives.gone[number]
         of_next = behind is not None and gone is not None and behind.begin <= gone < behind.end
         return self._lives.alive_at(number, back.begin) and (shared or not of_next)
+
+    def _for_both(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """What comes back for a stage and is kept by the one before, too.
+
+        It comes in the order in which it was given up, of each micro-batch the same.
+        """
+        shared = {
+            number
+            for (purpose, *_), numbers in self._lives.handed.items()
+            if purpose is Purpose.DIRECT_F
+            for number, also in numbers
+            if also
+        }
+        lent: dict[int, set[int]] = {}
+        for (kind, stage, _), done in self._actions.items():
+            if kind is ActionKind.FREE_O:
+                gone = enumerate(self._lives.ends(done))
+                lent.setdefault(stage, set()).update(at for at, each in gone if each in shared)
+        for (kind, stage, microbatch), done in self._actions.items():
+            if kind is ActionKind.PREFETCH and microbatch is not None:
+                for at, each in enumerate(self._lives.begins(done)):
+                    if at in lent.get(stage, ()):
+                        yield each, (stage - 1, microbatch)
+
+    def _leaves_with_next(self, stage: int, microbatch: int, number: int) -> bool:
+        """Whether the storage goes as what the next stage has on the host is given up."""
+        done = self._actions.get((ActionKind.FREE_O, stage + 1, microbatch))
+        gone = self._lives.gone[number]
+        return done is not None and gone is not None and done.begin <= gone < done.end
 
     def _backward(self, stage: int, microbatch: int) -> Performed | None:
         found = (self._actions.get((kind, stage, microbatch)) for kind in _BACKWARDS)

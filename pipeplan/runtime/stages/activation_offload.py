@@ -16,7 +16,12 @@ from torch import Tensor
 
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import Copies, CopyEngine, flat
-from pipeplan.runtime.stages.saved_tensors import FreedStorage, SavedStorage, SavedTensors
+from pipeplan.runtime.stages.saved_tensors import (
+    FreedStorage,
+    SavedStorage,
+    SavedTensor,
+    SavedTensors,
+)
 
 
 @dataclass(slots=True)
@@ -24,7 +29,7 @@ class _OffloadedMicrobatch:
     """One micro-batch: on its way to the host, there, on its way back."""
 
     copies: Future[Copies]
-    leaving: tuple[SavedStorage, ...]
+    leaving: list[SavedStorage]
     gone: tuple[FreedStorage, ...] | None = None
     back: Future[None] | None = None
     size: int = 0
@@ -42,15 +47,25 @@ class ActivationOffload:
         """What has left and lives: others hold it, such as a table that a layer made once."""
 
     def offload(
-        self, microbatch: int, held: Iterable[SavedTensors], fixed: Sequence[Tensor]
+        self,
+        microbatch: int,
+        held: Iterable[SavedTensors],
+        fixed: Sequence[Tensor],
+        before: Sequence[SavedTensor] = (),
     ) -> None:
         """Begins to copy what `held` keep, but for the storages of `fixed`, to the host.
+
+        With the stage's input goes what the stage `before` saved of it.
 
         Nor does it copy what another micro-batch sent there and others kept alive: (H1) counts
         what is of one micro-batch only, so such a storage goes once, with the first.
         """
-        found = (each for saved in held for each in saved.kept(fixed))
-        kept = tuple(each for each in found if each.storage not in self._left)
+        first, *rest = held
+        found = [
+            *first.kept(fixed, before),
+            *(each for saved in rest for each in saved.kept(fixed)),
+        ]
+        kept = [each for each in found if each.storage not in self._left]
         self._left.update(each.storage for each in kept)
         copies = self._way.out([flat(each.storage) for each in kept])
         size = sum(each.storage.nbytes() for each in kept)
@@ -62,15 +77,15 @@ class ActivationOffload:
         return tuple(trip.size for trip in self._trips.values())
 
     def free(self, microbatch: int) -> None:
-        """Waits until all is copied, then gives it up.
+        """Waits until all is copied, then gives it up, in the order in which it comes back.
 
         Raises:
             RuntimeError: if the copy failed, or something was written to that autograd saved.
         """
         trip = self._trips[microbatch]
         trip.copies.result()
-        trip.gone = tuple(map(FreedStorage.of, trip.leaving))
-        trip.leaving = ()
+        leaving = range(len(trip.leaving))
+        trip.gone = tuple(FreedStorage.of(trip.leaving.pop(0)) for _ in leaving)
 
     def prefetch(self, microbatch: int) -> None:
         """Makes room for what was given up, and begins to bring it back.

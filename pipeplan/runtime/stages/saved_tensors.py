@@ -124,11 +124,17 @@ class FreedStorage:
 class SavedTensors:
     """What autograd saved of one micro-batch in the offloaded runs of one segment.
 
-    And of the segment's own input, in its first layer, where that is offloaded, too.
+    And of the segment's own input, in its first layer, where that is offloaded, too; and of its
+    output, where that leaves as the input of the next stage.
     """
 
     def __init__(
-        self, runs: LayerRanges = (), first_layer: int = 0, *, own_input: bool = False
+        self,
+        runs: LayerRanges = (),
+        first_layer: int = 0,
+        *,
+        own_input: bool = False,
+        lending: int | None = None,
     ) -> None:
         """Takes what is offloaded.
 
@@ -136,10 +142,13 @@ class SavedTensors:
             runs: first and last index in the segment of each run.
             first_layer: the segment's place in the chain.
             own_input: whether the saved input leaves.
+            lending: index of the last layer, whose saved output leaves with the next stage.
         """
         self._runs = runs
         self._first_layer = first_layer
         self._own_input = own_input
+        self._lending = lending
+        self._lent: list[weakref.ref[SavedTensor]] = []
         self._saved: list[weakref.ref[SavedTensor]] = []
         self._of_layer: list[weakref.ref[SavedTensor]] = []
         self._inputs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -149,7 +158,7 @@ class SavedTensors:
         run = next((run for run in self._runs if run[0] <= index <= run[1]), None)
         self._of_layer = []
         enters = self._own_input and index == 0
-        if run is None and not enters:
+        if run is None and not enters and index != self._lending:
             return nullcontext()
         self._inputs = {key(tensor): weakref.ref(tensor.untyped_storage()) for tensor in inputs}
 
@@ -159,7 +168,7 @@ class SavedTensors:
             if tensor.layout is not torch.strided:  # no storage of its own: it stays
                 return SavedTensor(one, layer, end=True)
             if self._is_input(tensor):
-                stays = not enters and run is not None and index == run[0]
+                stays = not enters and (run is None or index == run[0])
             else:
                 stays = run is None
             saved = SavedTensor(one, layer, stays)
@@ -170,29 +179,40 @@ class SavedTensors:
 
     def made(self, index: int, outputs: Iterable[Tensor]) -> None:
         """Layer `index` has made `outputs`: where its run ends there, they stay."""
-        if any(index == last for _, last in self._runs):
+        if index == self._lending or any(index == last for _, last in self._runs):
             ends = {key(tensor) for tensor in outputs if not self._is_input(tensor)}
-            for saved in _living(self._of_layer):
-                saved.end = saved.end or key(saved.tensor()) in ends
+            at_ends = [each for each in _living(self._of_layer) if key(each.tensor()) in ends]
+            for saved in at_ends:
+                saved.end = True
+            if index == self._lending:
+                self._lent = [weakref.ref(saved) for saved in at_ends]
         self._saved += self._of_layer
+
+    def lent(self) -> list[SavedTensor]:
+        """What was saved of the output that leaves with the next stage."""
+        return _living(self._lent)
 
     def keeps(self, tensors: Iterable[Tensor]) -> bool:
         """Whether the storage of one of `tensors` is among what autograd saved."""
         names = storages(tensors)
         return any(key(saved.tensor()) in names for saved in _living(self._saved))
 
-    def kept(self, fixed: Iterable[Tensor]) -> list[SavedStorage]:
+    def kept(
+        self, fixed: Iterable[Tensor], before: Iterable[SavedTensor] = ()
+    ) -> list[SavedStorage]:
         """What lies between the ends of the runs, and the input: (H1) of docs/reference/model.md.
 
         Args:
             fixed: tensors that count elsewhere: weights and buffers.
+            before: what the stage before saved of the input, if that leaves.
         """
         stay = storages(fixed)
         found: dict[int, list[SavedTensor]] = {}
-        for saved in _living(self._saved):
+        own = [(saved, saved.end) for saved in _living(self._saved)]
+        for saved, stays in (*own, *((saved, False) for saved in before)):
             name = key(saved.tensor())
             found.setdefault(name, []).append(saved)
-            if saved.end or not saved.movable:
+            if stays or not saved.movable:
                 stay.add(name)
         return [
             SavedStorage(storage, tuple(group))

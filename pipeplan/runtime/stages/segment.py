@@ -75,6 +75,8 @@ class SegmentSpec:
     """First and last index in `layers` of each run of which a `SavedTensors` is kept."""
     offload_input: bool = False
     """Whether that keeps what autograd saves of the segment's input as well."""
+    lends_output: bool = False
+    """Whether what it saves of its output leaves with the input of the next stage."""
     autocast: torch.dtype | None = None
     """What layers and loss run under; None leaves the setting as it is."""
     split_backward: bool = False
@@ -113,7 +115,10 @@ class StoredSegment:
                 the split: no gradient would come back for it.
         """
         saved = SavedTensors(
-            self.spec.offload, self.spec.first_layer, own_input=self.spec.offload_input
+            self.spec.offload,
+            self.spec.first_layer,
+            own_input=self.spec.offload_input,
+            lending=len(self.spec.layers) - 1 if self.spec.lends_output else None,
         )
         waiting = WeightGradients() if self.spec.split_backward else None
         graph = _SegmentGraph(None, Slot(), Slot(), saved, waiting)

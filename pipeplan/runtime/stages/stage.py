@@ -23,6 +23,7 @@ from pipeplan.runtime.parameters.hooks import ParameterHooks
 from pipeplan.runtime.parameters.ownership import StageParameters
 from pipeplan.runtime.stages.activation_offload import ActivationOffload
 from pipeplan.runtime.stages.in_place import explained
+from pipeplan.runtime.stages.saved_tensors import SavedTensor
 from pipeplan.runtime.stages.segment import (
     CheckpointedSegment,
     Fed,
@@ -63,6 +64,9 @@ class StageSpec:
     """Those of runs that may wait on the host between their two ends; apart from `runs`."""
     offload_input: bool = False
     """Whether what the first layer, which is in none of `runs`, saves of its input may, too."""
+    lends_output: bool = False
+    """Whether what the last layer, which is in none of `runs`, saves of its output leaves with the
+    input of the next stage, which is on the same rank."""
     device: torch.device = CPU
     """Where its tensors are."""
     autocast: torch.dtype | None = None
@@ -79,15 +83,23 @@ class StageSpec:
 class StageRunner:
     """Runs the layers of one stage; tensors pass through, none stays in a Python frame."""
 
-    def __init__(self, spec: StageSpec, microbatches: int, held: StageParameters) -> None:
+    def __init__(
+        self,
+        spec: StageSpec,
+        microbatches: int,
+        held: StageParameters,
+        before: StageRunner | None = None,
+    ) -> None:
         """Takes what the stage is made of.
 
         Args:
             spec: layers and boundaries.
             microbatches: per step.
             held: its parameters.
+            before: the stage before, if that lends its output.
         """
         self.spec = spec
+        self._before = before
         self.weights = held.weights
         self.units = held.units
         self.slots = held.slots
@@ -269,14 +281,20 @@ class StageRunner:
     def offload(self, microbatch: int) -> None:
         """Begin to copy what lies between the ends of the offloaded runs to the host.
 
-        And what is saved of the stage's input, where that is offloaded.
+        And what is saved of the stage's input, where that is offloaded, here and in the stage
+        before.
         """
+        before = self._before.lent(microbatch) if self._before else []
         held = [
             segment.saved(microbatch)
             for segment in self._segments
             if segment.spec.offload or segment.spec.offload_input
         ]
-        self._host().offload(microbatch, held, self._states())
+        self._host().offload(microbatch, held, self._states(), before)
+
+    def lent(self, microbatch: int) -> list[SavedTensor]:
+        """What is saved of the output that leaves with the next stage."""
+        return self._segments[-1].saved(microbatch).lent()
 
     def free(self, microbatch: int) -> None:
         """Wait until that is copied, and give its bytes back."""
@@ -356,6 +374,7 @@ def _segment_spec(spec: StageSpec, begin: int, end: int) -> SegmentSpec:
         device=spec.device,
         offload=offload,
         offload_input=spec.offload_input and begin == 0,
+        lends_output=spec.lends_output and last,
         autocast=spec.autocast,
         split_backward=spec.split_backward,
     )

@@ -24,6 +24,7 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
+from pipeplan.simulator import costs
 from pipeplan.testing import plans, plans_offload, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import random_plan
@@ -246,6 +247,21 @@ def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics, seed: in
     From these seeds one of the first draws is such a plan; others draw for a minute.
     """
     check_run(entering(name, gpus, semantics, seed), name, exact=True)
+
+
+@pytest.mark.parametrize(("gpus", "semantics"), [(1, "flush"), (2, "2bw")])
+def test_what_the_stage_before_keeps_leaves_too(gpus: int, semantics: Semantics) -> None:
+    """A ReLU's output is the next stage's input: one storage of two graphs leaves, and returns."""
+    chain, rng = test_recompute_runs.profiled("resnet"), Random(gpus)
+    largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
+    plan, lent = test_runtime_memory.planned(chain, gpus, semantics, 1, 0), 0
+    while not lent:
+        plain = test_runtime_memory.planned(
+            chain, gpus, semantics, 1, rng.randrange(10**6), microbatches=LONG
+        )
+        plan = plans_offload.offloading(rng, plain, (largest * 10**9,))
+        lent = sum(costs.offloaded_output_bytes(plan, stage.id) for stage in plan.stages)
+    check_run(plans.settle(plan), "resnet", exact=True)
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])

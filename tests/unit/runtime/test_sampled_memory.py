@@ -24,6 +24,7 @@ from pipeplan.runtime.instrument.storage_log import StorageLog, StorageSample
 from pipeplan.runtime.job import SessionOptions
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
+from pipeplan.simulator import costs
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from pipeplan.testing import plans, plans_offload
@@ -160,6 +161,27 @@ def test_measured_terms_are_the_predicted_ones(case: tuple[Semantics, str], fami
         claimed(plan, row, told)
         compare = no_more if family == "T5" and kind in ("step", "away") else same
         compare(memory, told)
+
+
+@pytest.mark.parametrize(("gpus", "semantics"), [(1, "flush"), (2, "2bw")])
+def test_terms_of_a_boundary_that_two_stages_keep(gpus: int, semantics: Semantics) -> None:
+    """It leaves with the second stage, and counts for the first while it is there."""
+    chain, seed, lent = chain_of("ResNet"), 0, list[int]()
+    largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
+    plan = test_memory.planned(chain, gpus, semantics, 1, seed)
+    while not lent:
+        seed += 1
+        plan = test_memory.planned(chain, gpus, semantics, 1, seed)
+        plan = plans_offload.offloading(Random(seed), plan, (largest * 10**9 // 2,))
+        lent = [x.id for x in plan.stages if costs.offloaded_output_bytes(plan, x.id)]
+    plan = plans.settle(plan)
+    measured = sampled(plan, *made("ResNet"))
+    for told, (_, memory) in zip(predicted(plan), measured, strict=True):
+        same(memory, told)
+        found = {each.kind: each for each in memory.instants}
+        for each in told.instants:
+            if each.kind in {f"{stage}{OpKind.PREFETCH}" for stage in lent}:
+                assert found[each.kind].by_purpose() == each.by_purpose()
 
 
 @pytest.mark.parametrize("semantics", get_args(Semantics))

@@ -11,7 +11,8 @@ from pipeplan.lowering import lower
 from pipeplan.plan import Remat, Stage
 from pipeplan.program import Program
 from pipeplan.simulator import replay, simulate
-from tests import handmade
+from pipeplan.simulator.planned import inspect_stages
+from tests import handmade, handmade_offload
 from tests.offloading import SHARED, TIMES, offloaded, one_stage, spans, two_stages
 
 
@@ -176,20 +177,35 @@ class TestInput:
         with pytest.raises(InvalidPlanError, match=r"stages\[0\].remat: got"):
             simulate(plan.model_copy(update={"stages": (stage,)}), lower(plan))
 
-    @pytest.mark.parametrize("saved", [0, 1])
-    def test_an_input_that_the_stage_before_keeps(self, saved: int) -> None:
-        """It cannot leave."""
-        layers = [{"output_bytes": 2, "saved_output_bytes": saved}, {"saved_input_bytes": 2}]
+    @pytest.mark.parametrize("saved", [0, 1, 2])
+    @pytest.mark.parametrize("entering", [0, 2])
+    def test_an_input_that_the_stage_before_keeps(self, saved: int, entering: int) -> None:
+        """It leaves, if one of them keeps any of it: the more of what they keep."""
+        layers = [{"saved_output_bytes": saved}, {"saved_input_bytes": entering}]
         of = handmade.chain([(2, 3), (2, 3)], [{"output_bytes": 2} | each for each in layers])
         plan = handmade.plan(
             of, [(0, 0, 0), (1, 1, 0)], 14, {"0F0": 0, "1F0": 2, "1B0": 8, "0B0": 11}
         )
-        plan = offloaded(plan, {}, {1: 2}, {"1OFFLOAD0": 4, "1PREFETCH0": 6}, inputs={1})
-        if not saved:
-            simulate(plan, lower(plan))
+        size = max(saved, entering)
+        plan = offloaded(plan, {}, {1: size}, {"1OFFLOAD0": 4, "1PREFETCH0": 6}, inputs={1})
+        if size:
+            assert simulate(plan, lower(plan)).memory[0].host_bytes == size
             return
-        with pytest.raises(InvalidPlanError, match="got an input away that others keep"):
+        with pytest.raises(InvalidPlanError, match="which keep nothing to send away"):
             simulate(plan, lower(plan))
+
+    @pytest.mark.parametrize(
+        ("remat", "words"),
+        [
+            (Remat(programs=((0, 1),)), "an input away that others keep"),
+            (Remat(programs=((0, 0),)), "which keep nothing"),
+            (Remat(recompute=((0, 0),)), "which keep nothing"),
+        ],
+    )
+    def test_an_input_whose_maker_keeps_no_graph(self, remat: Remat, words: str) -> None:
+        """What a program keeps of its output stays; a run keeps nothing of it."""
+        (said,) = inspect_stages(handmade_offload.made_by(remat))
+        assert words in said.message
 
     def test_runs_that_keep_nothing(self) -> None:
         """(H1): more than 0 bytes must leave."""

@@ -9,6 +9,7 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.plan import LayerRanges, Plan, Remat
 from pipeplan.verifier import Rule, audit, verify
+from pipeplan.verifier import remat as remat_rules
 from tests import handmade
 from tests import handmade_offload as made
 
@@ -115,6 +116,13 @@ class TestBytes:
         runs = relaid(plan, 1, offload=((1, 2),))
         assert audit(runs).memory[0].peak_bytes == 24 + 5 + 7
 
+    def test_what_the_stage_before_keeps_leaves_too(self) -> None:
+        """As `test_a_saved_input_leaves_too`: that boundary is one storage, whoever keeps it.
+
+        A(0) = 2 + 7 and A(1) = 9 + 4, of which o = 20 are away: -7 stand for the 7 of stage 0.
+        """
+        assert terms(handmade.filled(made.entering(saved_before=7))) == (24, 5, 40)
+
     def test_a_saved_input_may_leave_alone(self) -> None:
         """7 bytes, one ns: the rest, 13 of each micro-batch, stays."""
         plan = relaid(made.entering(), 1, offload_input=True)
@@ -192,17 +200,29 @@ class TestRuns:
         assert verify(handmade.filled(plan)) == ()
 
     def test_a_saved_input_is_of_its_stage_alone(self) -> None:
-        """Not of layer 0, not where stage 0 keeps it as well, not of a run computed again."""
+        """Not of layer 0, not of a run computed again."""
         first = relaid(made.one_stage(), 0, offload=((0, 1),), offload_input=True)
-        shared = made.entering(saved_before=1)
         again = relaid(made.entering(), 1, recompute=((1, 1),), offload_input=True)
         for plan, words in (
             (first, "stages[0].remat.offload_input: got true for layer 0"),
-            (shared, "got true and 1 bytes, need 0 bytes that stage 0 keeps of its output"),
             (again, "got true, need layer 1 outside of run [1, 1]"),
         ):
             (line,) = (line for line in lines(plan) if line.startswith("stages, "))
             assert words in line, line
+
+    @pytest.mark.parametrize(
+        ("remat", "words"),
+        [
+            (Remat(programs=((0, 1),)), "need 0 bytes that a program keeps of the output"),
+            (Remat(programs=((0, 0),)), "got runs that keep 0 bytes, need more"),
+            (Remat(recompute=((0, 0),)), "got runs that keep 0 bytes, need more"),
+        ],
+    )
+    def test_a_saved_input_whose_maker_keeps_no_graph(self, remat: Remat, words: str) -> None:
+        """What a program keeps of its output stays; a run keeps nothing of it."""
+        plan = made.made_by(remat)
+        (line,) = map(str, remat_rules.runs(plan, plan.stages[1]))
+        assert words in line
 
     def test_a_saved_input_whose_maker_runs_again(self) -> None:
         """A run of stage 0 keeps nothing of its output: the next stage alone has it."""
