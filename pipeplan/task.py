@@ -296,8 +296,8 @@ def maker_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> C
     if function is None and parts.place.endswith(".py") and not Path(parts.place).is_file():
         raise InputError(
             f"{file}: names the task {reference!r}, and there is no file {parts.place} from this"
-            " directory. Start where the task was profiled, or name it with its path:"
-            f" {repeated}"
+            " directory. Start where the task was profiled, or name it with its path, in place of"
+            f" /path/to: {repeated.replace(parts.place, f'/path/to/{parts.place}')}"
         )
     if function is None:
         raise InputError(

@@ -27,6 +27,7 @@ _BYTES = {"": 1, "B": 1} | {
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
 _NUMBER = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")
+_BELOW = re.compile(r"\s*-[0-9]")
 _BITS = re.compile(r"[A-Z]i?b\s*$")
 """How links are sold: Gb/s."""
 _SHARE = re.compile(rf"\s*({_NUMBER})\s*(%?)\s*")
@@ -36,6 +37,8 @@ _RATIO = re.compile(rf"\s*({_NUMBER})(?:/({_NUMBER}))?\s*")
 def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fraction:
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     folded = {name.lower(): size for name, size in units.items()}
+    if isinstance(text, str) and _BELOW.match(text):
+        raise InputError(f"{what}: got {shown(text)}, need 0 or more, for example {example}")
     if match is None or match[2].lower() not in folded:
         known = ", ".join(name for name in units if name)
         raise InputError(
@@ -134,7 +137,12 @@ def parse_fraction(text: str, what: str = "fraction") -> float:
     match = _SHARE.fullmatch(text)
     if match is None:
         raise InputError(f"{what}: got {shown(text)}, need a share such as 1% or 0.01")
-    return float(Fraction(match[1]) / (100 if match[2] else 1))
+    value = Fraction(match[1])
+    if value >= 1 and not match[2]:
+        raise InputError(
+            f"{what}: got {shown(text)}, need {text.strip()}% or a number below 1 such as 0.01"
+        )
+    return float(value / (100 if match[2] else 1))
 
 
 def parse_factor(text: str, what: str = "factor") -> Fraction:

@@ -159,7 +159,8 @@ def call_layer(
         shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
         raise InputError(
             f"task: layer {name!r}, input of shape {shapes}: forward failed:"
-            f" {type(error).__name__}: {error}{_hint(error, boundary)}"
+            f" {type(error).__name__}: {error}{users_line(error)}"
+            f"{_hint(error, boundary)}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
     if not outputs or any(not isinstance(value, Tensor) for value in outputs):

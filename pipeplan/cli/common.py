@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -31,7 +32,15 @@ Verbs = Any
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Refuses what it does not know with its own usage, and names the flag that is meant."""
+    """Refuses what it does not know with its own usage, and names the flag that is meant.
+
+    What begins with a minus and a digit is a value, which its flag may refuse: no flag does.
+    """
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        """As argparse has it."""
+        super().__init__(*args, **fields)
+        self._negative_number_matcher = re.compile(r"-\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse has it, which leaves what is not known to the parser of all verbs."""

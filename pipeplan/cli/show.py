@@ -111,6 +111,12 @@ def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
     return 0
 
 
+_ALONE = (
+    "note: one GPU waits for no other: --semantics flush needs one version of the weights, and no"
+    " gradient is stale"
+)
+
+
 def present(plan: Plan, console: Console) -> None:
     """The grid of one period, the figures, the memory table, what 2BW means for training."""
     from pipeplan.report import grid, tables
@@ -122,6 +128,11 @@ def present(plan: Plan, console: Console) -> None:
         console.print(tables.STALENESS)
     if plan.chain.doubt:
         console.print(f"note: {plan.chain.doubt}")
+    gpus = len(plan.cluster.gpus)
+    if idle := gpus - len({stage.gpu for stage in plan.stages}):
+        console.print(f"note: {idle} of {gpus} GPUs hold no layer; each has a rank all the same")
+    if gpus == 1 and plan.semantics == "2bw":
+        console.print(_ALONE)
 
 
 def figures(plan: Plan) -> dict[str, object]:

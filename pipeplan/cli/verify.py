@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pipeplan.cli import common
+from pipeplan.units import counted
 
 _EXAMPLE = "pipeplan verify plan.json"
 
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     for violation in () if args.json else violations:
         print(violation)
     if violations:
-        raise InvalidPlanError(f"{args.plan}: breaks {len(violations)} rules")
+        rules = counted(len(violations), "rule")
+        raise InvalidPlanError(f"{args.plan}: breaks {rules}. Plan again, or mend the file.")
     if not args.json:
         print(f"valid: {args.plan} keeps every rule")
     common.then("pipeplan simulate {}", args.plan)

@@ -84,7 +84,11 @@ def _columns(header: list[str], where: str) -> list[tuple[str, str]]:
         columns.append((field, unit if timed else ""))
     for field in _REQUIRED:
         if field not in dict(columns):
-            raise InputError(f"{place}: got no column {field}, need {', '.join(_REQUIRED)}")
+            units = ", ".join(_UNITS)
+            raise InputError(
+                f"{place}: got no column {field}, need {', '.join(_REQUIRED)}; times with any of"
+                f" {units} at the end"
+            )
     return columns
 
 
@@ -93,10 +97,15 @@ def _layer(columns: list[tuple[str, str]], row: list[str], place: str) -> dict[s
         raise InputError(f"{place}: got {len(row)} cells, need {len(columns)} as in the first row")
     cells = zip(columns, (cell.strip() for cell in row), strict=True)
     return {
-        field: _value(field, unit, cell, f"{place}: {field}")
+        field: _value(field, unit, cell, f"{place}: {_titled(field, unit)}")
         for (field, unit), cell in cells
         if cell
     }
+
+
+def _titled(field: str, unit: str) -> str:
+    """The column's own title."""
+    return f"{field.removesuffix('_ns')}_{unit}" if unit else field
 
 
 def _value(field: str, unit: str, cell: str, place: str) -> object:

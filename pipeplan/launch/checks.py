@@ -197,13 +197,14 @@ def _after_restart(options: LaunchOptions, place: TorchrunEnv) -> LaunchOptions:
     """A rank that torchrun restarted goes on from what an attempt before it saved, if any."""
     if not place.attempt or options.out is None:
         return options
-    from pipeplan.runtime.checkpoint import storage
+    from pipeplan.runtime.checkpoint.storage import has_checkpoint
 
-    saved = any(map(storage.is_complete, storage.folders(options.out)))
-    return replace(options, resume=options.out) if saved else options
+    return replace(options, resume=options.out) if has_checkpoint(options.out) else options
 
 
 def _check_out(options: LaunchOptions, place: TorchrunEnv) -> None:
+    from pipeplan.runtime.checkpoint.storage import has_checkpoint
+
     out = options.out
     if out is None or place.attempt:
         return
@@ -212,9 +213,10 @@ def _check_out(options: LaunchOptions, place: TorchrunEnv) -> None:
         kind = "a file" if parent.exists() else "a link to nothing"
         raise InputError(f"--out {out}: {parent} is {kind}, need a directory")
     if out.is_dir() and any(out.iterdir()) and out != options.resume:
+        further = f", or go on with --resume {out}" if has_checkpoint(out) else ""
         raise InputError(
             f"--out {out}: is not empty and nothing is ever overwritten."
-            f" Choose another directory, or go on with --resume {out}"
+            f" Choose another directory{further}"
         )
     if not os.access(parent, os.W_OK):
         raise InputError(f"--out {out}: {parent} cannot be written to. Choose another directory.")

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.launch.last_words import say
+from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.supervision.failure_attribution import FailureAttribution, activity_of
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
@@ -39,6 +40,8 @@ def fail(
     line = f"error: {activity.text}" + (f"; {blamed}" if blamed else "")
     if out is not None:
         line += f" ({_details(error, recorder, out / f'rank{place.rank}.error.txt')})"
+        if storage.has_checkpoint(out):
+            line += f"; the newest checkpoint is complete: go on with --resume {out}"
     say(line)
     os._exit(error.exit_code if isinstance(error, PipeplanError) else 1)
 

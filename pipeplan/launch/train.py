@@ -208,7 +208,7 @@ class LaunchedRun:
         self._ended("not finite")
         if self._speaks:
             out = self.out
-            kept = out is not None and any(map(storage.is_complete, storage.folders(out)))
+            kept = out is not None and storage.has_checkpoint(out)
             _say(
                 f"error: {self.session.wrong}. Nothing was saved after it. Try a smaller learning"
                 " rate, or --allow-nonfinite to train on"

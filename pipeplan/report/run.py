@@ -106,7 +106,7 @@ def read(folder: str | Path) -> TrainingRun:
     """
     file = Path(folder) / "run.json"
     if not file.is_file():
-        step = "Check the path, or finish the run with --resume."
+        step = "Check the path. A run that failed goes on with --resume, if it has a checkpoint."
         if Path(folder).is_file():
             step = "Plans and chains are shown by pipeplan show."
         raise InputError(

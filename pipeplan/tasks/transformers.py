@@ -124,7 +124,10 @@ def save_pretrained(
 
     file = Path(run) / "model.pt"
     if not file.is_file():
-        raise InputError(f"save_pretrained: {file}: got no file, need a run that has ended well")
+        raise InputError(
+            f"save_pretrained: {file}: got no file, need the --out folder of a run that has ended"
+            " well; one that has not goes on with launch --resume"
+        )
     weights = torch.load(file, weights_only=True)
     config = AutoConfig.from_pretrained(name_or_folder)
     dtypes = [value.dtype for value in weights.values() if value.is_floating_point()]
@@ -238,4 +241,9 @@ def _tokenized(text: str, folder: str, where: str) -> list[int]:
             f" {error_line(error)}. Save its tokenizer there, or give token ids in a .npy file"
         ) from None
     found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if text.strip() and not found:  # what transformers makes of a folder without one
+        raise InputError(
+            f"{where}: got no tokens of {len(text)} characters: {folder} has no tokenizer of its"
+            " own. Save it there with tokenizer.save_pretrained, or give token ids in a .npy file"
+        )
     return found

@@ -130,9 +130,16 @@ def test_no_checkpoint_is_said(tmp_path: Path) -> None:
     """A directory without one is named."""
     with (
         Pipeline(launch_task.task(0), launch_task.plan(1, "flush")) as pipeline,
-        pytest.raises(InputError, match="holds no complete checkpoint"),
+        pytest.raises(InputError, match=r"holds no complete checkpoint.* Give the --out"),
     ):
         pipeline.load(tmp_path)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint(tmp_path: Path) -> None:
+    """Its folder was given: another one is what it needs."""
+    (tmp_path / "rank0.error.txt").touch()
+    with pytest.raises(InputError, match=r"before its first one \(--save-every\), start anew"):
+        storage.latest(tmp_path)
 
 
 def test_ranks_of_a_scripts_own_transport_do_not_save(tmp_path: Path) -> None:

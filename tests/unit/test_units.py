@@ -80,7 +80,7 @@ def test_time(text: str, value: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1%", 0.01), ("0.01", 0.01), (" 2.5 % ", 0.025), ("0", 0.0), ("1e-3", 1e-3)],
+    [("1%", 0.01), ("0.01", 0.01), (" 2.5 % ", 0.025), ("0", 0.0), ("1e-3", 1e-3), ("500%", 5)],
 )
 def test_fraction(text: str, value: float) -> None:
     """Shares are read with and without a percent sign."""
@@ -137,6 +137,9 @@ def test_no_number(kind: str, number: str) -> None:
         (parse_time_ns, "10", "10us"),
         (parse_time_ns, "10GB", "10us"),
         (parse_fraction, "1/3", "1%"),
+        (parse_fraction, "5", "need 5% or a number below 1"),
+        (parse_bytes, "-1GiB", "need 0 or more"),
+        (parse_time_ns, " -5us", "need 0 or more"),
         (parse_fraction, "1%%", "1%"),
         (parse_fraction, "1e999999999", "1%"),
         (parse_factor, "1e1000000000", "at most 1e9"),

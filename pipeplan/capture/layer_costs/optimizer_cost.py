@@ -193,7 +193,8 @@ def _measure(
 def _failed(error: Exception) -> InputError:
     return InputError(
         f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
-        " It must work on any part of the model, with step() without arguments."
+        " It must be a torch.optim.Optimizer, or a function that makes one, for any part of the"
+        " model, with step() without arguments."
     )
 
 

@@ -100,11 +100,19 @@ def latest(out: Path) -> Path:
         if is_complete(path):
             return path
     damaged = [why for path in reversed(folders(out)) if (why := damage(path))]
+    step = "Give the --out directory of an earlier run."
+    if not damaged and out.is_dir() and any(out.iterdir()):
+        step = "If a run ended before its first one (--save-every), start anew with another --out."
     raise InputError(
         f"resume: {out} holds no complete checkpoint, need {out}/checkpoint/step-NNNNNNNN/{_LAST}."
         + (f" {damaged[0]}." if damaged else "")
-        + " Give the --out directory of an earlier run."
+        + f" {step}"
     )
+
+
+def has_checkpoint(out: Path) -> bool:
+    """Whether a run can go on from the output directory `out`."""
+    return any(map(is_complete, folders(out)))
 
 
 def is_complete(path: Path) -> bool:

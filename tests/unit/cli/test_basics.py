@@ -197,6 +197,40 @@ def test_show_prints_grid_figures_and_memory(
     assert err.endswith(f"next: pipeplan verify {plan_file}\n")
 
 
+def test_show_says_which_gpus_are_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those without a layer; and two versions of the weights where nobody waits."""
+    for gpus, told in (
+        (3, "note: 1 of 3 GPUs hold no layer; each has a rank all the same"),
+        (1, "note: one GPU waits for no other: --semantics flush needs one version"),
+        (2, ""),
+    ):
+        config = planner.Config(time_limit_s=0.1)
+        found = planner.solve(two_stages().chain, uniform(gpus, 2**40), config)
+        (tmp_path / f"{gpus}.json").write_text(found.to_json())
+        assert main(["show", str(tmp_path / f"{gpus}.json")]) == 0
+        notes = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
+        assert len(notes) == bool(told)
+        assert all(line.startswith(told) for line in notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--memory -1GiB", "--memory: size: got '-1GiB', need 0 or more, for example 16GiB"),
+        ("--gap 5", "--gap: fraction: got '5', need 5% or a number below 1 such as 0.01"),
+    ],
+)
+def test_values_below_nothing_and_above_all(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What begins with a minus is the flag's value, not a flag."""
+    with pytest.raises(SystemExit):
+        main(f"plan chain.json -o plan.json {words}".split())
+    assert said in capsys.readouterr().err
+
+
 def test_show_says_that_a_plan_is_wrong(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,11 @@ def test_a_table_has_what_a_cell_can_fill() -> None:
     [
         ("", "line 1: got no column name, need name, forward_ns"),
         ("name,forward_ns,output_bytes\n", "line 1: got no column backward_ns"),
+        (
+            "name,forward_ms\n",
+            "need name, forward_ns, backward_ns, output_bytes; times with any of",
+        ),
+        (TABLE.replace("2500", "-1"), "line 4: backward_us: got '-1 us', need 0 or more"),
         ("name,forward_ns,backward_ns,output_bytes\n", "layers: got an empty list, need 1 items"),
         (TABLE.replace("output_bytes", "output_ms"), "line 1: got the column 'output_ms'"),
         (TABLE.replace("output_bytes", "forward_ns"), "line 1: got forward_ns in two columns"),
@@ -322,8 +327,8 @@ def test_a_table_has_what_a_cell_can_fill() -> None:
         (TABLE.replace(",64,", ",-64,"), "line 3: output_bytes: got '-64', need whole bytes"),
         (TABLE.replace(",64,", f",{10**19},"), "layers[0].output_bytes: got 10000000000000000000"),
         (TABLE.replace(",64,", ",,"), "layers[0].output_bytes: got nothing, need this field"),
-        (TABLE.replace("2500", "fast"), "line 4: backward_ns: got 'fast us', need a number"),
-        (TABLE.replace("2500", "nan"), "line 4: backward_ns: got 'nan us', need a number"),
+        (TABLE.replace("2500", "fast"), "line 4: backward_us: got 'fast us', need a number"),
+        (TABLE.replace("2500", "nan"), "line 4: backward_us: got 'nan us', need a number"),
         (TABLE.replace('"head, last"', "embed"), "layers[1].name: got 'embed', which layers[0]"),
         (TABLE.replace('last"', "last"), "is not CSV: unexpected end of data"),
         (TABLE.replace(",8,", ",9,"), "layers[0].saved_input_bytes: got 9, need at most 8"),

@@ -64,7 +64,7 @@ REFUSED = [
     ("--plan @plan1.json --task tests.launch_task:other_task", 2, "digest"),
     ("--plan @plan2.json --task tests.launch_task:misread --dry-run", 2, "got ReduceLROnPlateau"),
     ("--plan @plan2.json --task tests.launch_task:exiting --dry-run", 2, "has exited: SystemExit"),
-    ("--plan @plan1.json --out @full", 2, "not empty"),
+    ("--plan @plan1.json --out @full", 2, "is ever overwritten. Choose another directory\n"),
     ("--plan @plan1.json --timeout 0s", 2, "got '0s', need at least 1ms"),
     ("--plan @plan1.json --out @plan1.json", 2, "need a directory"),
     ("--plan @plan1.json --out @plan1.json/run", 2, "plan1.json is a file, need a directory"),

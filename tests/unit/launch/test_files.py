@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.errors import InputError
+from pipeplan.errors import InputError, RankError
 from pipeplan.launch import ending, logs
 from pipeplan.launch.checks import prepare
 from pipeplan.launch.options import parse
+from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from tests import launch_task
 
@@ -87,6 +88,24 @@ def test_a_failure_is_told_also_where_nothing_can_be_written(
     assert said.startswith("error: rank 0: OSError: [Errno 28] No space left on device (traceback")
     assert said.count("\n") == 1
     assert ("could not be written: " in said) != writable
+
+
+def test_a_failure_names_the_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is one, it is told how to go on; a folder without is not offered as one."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for kept in (False, True):
+        monkeypatch.setattr(storage, "has_checkpoint", lambda _, kept=kept: kept)
+        with pytest.raises(SystemExit):
+            ending.fail(RankError("rank 1: is gone"), ALONE, None, tmp_path / "run")
+        said = capfd.readouterr().err
+        assert said.endswith(f"go on with --resume {tmp_path / 'run'}\n") == kept
 
 
 def test_a_restart_starts_anew_where_nothing_complete_was_saved(tmp_path: Path) -> None:

@@ -145,6 +145,19 @@ def test_positions_that_are_computed_are_no_limit(tmp_path: Path, folder: Path) 
         made(tmp_path / "roberta", sequence=17)
 
 
+def empty_tokens(folder: Path) -> str:
+    """A model whose family has a tokenizer that needs no file: it knows no word."""
+    config = library.GPTNeoXConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    library.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "neox")
+    return str(folder / "neox")
+
+
 def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
     """Another head or model, a file that is missing, too short, or of another tokenizer."""
     np.save(tmp_path / "other.npy", np.arange(200))
@@ -164,6 +177,7 @@ def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
         ({"data": str(tmp_path / "floats.npy")}, "got float64 of shape .60,., need whole numbers"),
         ({"data": str(tmp_path / "rows.npy")}, "got int64 of shape .6, 10., need .* in one row"),
         ({"name_or_folder": str(bare), "data": text}, f"a text, and {bare} has no tokenizer"),
+        ({"name_or_folder": empty_tokens(tmp_path), "data": text}, "got no tokens of 206 char"),
     ):
         with pytest.raises(InputError, match=message):
             made(folder, **words)
