@@ -264,7 +264,9 @@ def load(reference: str, seed: int = 0) -> Task:
     return maker(reference, seed)()
 
 
-def load_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> Task:
+def load_named(
+    reference: str, seed: int = 0, *, file: str, repeated: Callable[[str], str]
+) -> Task:
     """The task that a file's `reference` names; arguments and errors as for `maker_named`."""
     return maker_named(reference, seed, file=file, repeated=repeated)()
 
@@ -279,14 +281,16 @@ def maker(reference: str, seed: int = 0) -> Callable[[], Task]:
     return partial(_made, parts, taskref.found(parts), seed)
 
 
-def maker_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> Callable[[], Task]:
+def maker_named(
+    reference: str, seed: int = 0, *, file: str, repeated: Callable[[str], str]
+) -> Callable[[], Task]:
     """`maker` for a task that a file's `reference` names, if a file may name it (`taskref`).
 
     Args:
         reference: what the file says.
         seed: as for `maker`.
         file: who says it, for people.
-        repeated: the command that names the same task by the user's own word.
+        repeated: the command that names a task, such as this one, by the user's own word.
 
     Raises:
         InputError: if the function is not marked, or as `maker` does.
@@ -294,16 +298,19 @@ def maker_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> C
     parts = taskref.parsed(reference)
     function = taskref.found_marked(parts)
     if function is None and parts.place.endswith(".py") and not Path(parts.place).is_file():
+        whole = Path(parts.place).is_absolute()
+        name = Path(parts.place).name + reference.removeprefix(parts.place)
+        command = repeated(f"/path/to/{name if whole else reference}")
         raise InputError(
-            f"{file}: names the task {reference!r}, and there is no file {parts.place} from this"
-            " directory. Start where the task was profiled, or name it with its path, in place of"
-            f" /path/to: {repeated.replace(parts.place, f'/path/to/{parts.place}')}"
+            f"{file}: names the task {reference!r}, and there is no file {parts.place}"
+            f"{'' if whole else ' from this directory'}. Start where the task was profiled, or"
+            f" name it with its path, in place of /path/to: {command}"
         )
     if function is None:
         raise InputError(
             f"{file}: names the task {reference!r}, which a file may not: got no function marked"
             " with @pipeplan.task_function, below this directory or in an installed module."
-            f" If you know it, name it yourself: {repeated}"
+            f" If you know it, name it yourself: {repeated(reference)}"
         )
     return partial(_made, parts, function, seed)
 

@@ -38,7 +38,9 @@ def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fractio
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     folded = {name.lower(): size for name, size in units.items()}
     if isinstance(text, str) and _BELOW.match(text):
-        raise InputError(f"{what}: got {shown(text)}, need 0 or more, for example {example}")
+        raise InputError(
+            f"{what}: got {shown(text)}, which is below 0, need for example {example}"
+        )
     if match is None or match[2].lower() not in folded:
         known = ", ".join(name for name in units if name)
         raise InputError(

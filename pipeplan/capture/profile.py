@@ -132,7 +132,10 @@ def profile_stages(
 
 def _named_by(plan: Plan, seed: int) -> Task:
     named = plan.chain.task or ""
-    repeated = f"pipeplan profile {shlex.quote(named)} --stages PLAN -o STAGES"
+
+    def repeated(task: str) -> str:
+        return f"pipeplan profile {shlex.quote(task)} --stages PLAN -o STAGES"
+
     return load_named(named, seed, file="the plan", repeated=repeated)
 
 

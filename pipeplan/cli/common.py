@@ -40,7 +40,7 @@ class VerbParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **fields: Any) -> None:
         """As argparse has it."""
         super().__init__(*args, **fields)
-        self._negative_number_matcher = re.compile(r"-\d")
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse has it, which leaves what is not known to the parser of all verbs."""

@@ -131,7 +131,7 @@ def present(plan: Plan, console: Console) -> None:
     gpus = len(plan.cluster.gpus)
     if idle := gpus - len({stage.gpu for stage in plan.stages}):
         console.print(f"note: {idle} of {gpus} GPUs hold no layer; each has a rank all the same")
-    if gpus == 1 and plan.semantics == "2bw":
+    if gpus == 1 and plan.semantics == "2bw" and plan.cluster.host is None:
         console.print(_ALONE)
 
 

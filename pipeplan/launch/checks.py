@@ -132,7 +132,7 @@ def planned_run(options: LaunchOptions, place: TorchrunEnv) -> tuple[Plan, Patte
         DeadlockError: if its program could not end.
     """
     plan = Plan.read(options.plan)
-    verifier.check(plan)
+    verifier.check(plan, str(options.plan))
     pattern = lowering.lower(plan)
     lowering.check_deadlock(pattern)
     _check_size(plan, options, place)

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.errors import DisagreementError, InputError, PipeplanError
 from pipeplan.launch.last_words import say
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.supervision.failure_attribution import FailureAttribution, activity_of
@@ -40,8 +40,7 @@ def fail(
     line = f"error: {activity.text}" + (f"; {blamed}" if blamed else "")
     if out is not None:
         line += f" ({_details(error, recorder, out / f'rank{place.rank}.error.txt')})"
-        if storage.has_checkpoint(out):
-            line += f"; the newest checkpoint is complete: go on with --resume {out}"
+        line += _how_to_go_on(out)
     say(line)
     os._exit(error.exit_code if isinstance(error, PipeplanError) else 1)
 
@@ -59,6 +58,14 @@ def part(error: DisagreementError, place: TorchrunEnv) -> int:
     else:
         say(f"error: {error}")
     return error.exit_code
+
+
+def _how_to_go_on(out: Path) -> str:
+    """Where there is a complete checkpoint; a folder that cannot be read has none."""
+    try:
+        return f"; {storage.latest(out).name} is complete: go on with --resume {out}"
+    except (OSError, InputError):
+        return ""
 
 
 def _details(error: BaseException, recorder: FlightRecorder | None, file: Path) -> str:

@@ -85,7 +85,10 @@ def _maker(plan: Plan, options: LaunchOptions, seed: int) -> Callable[[], Task]:
             f"launch: {options.plan} names no task (its chain was not profiled)."
             " Give --task package.module:function"
         )
-    words = shlex.join([*options.words, "--task", named])
-    size = len(plan.cluster.gpus) * options.replicas
-    repeated = f"torchrun --nproc-per-node {size} -m pipeplan.launch {words}"
+
+    def repeated(task: str) -> str:
+        words = shlex.join([*options.words, "--task", task])
+        size = len(plan.cluster.gpus) * options.replicas
+        return f"torchrun --nproc-per-node {size} -m pipeplan.launch {words}"
+
     return maker_named(named, seed, file=str(options.plan), repeated=repeated)

@@ -135,7 +135,11 @@ def save_pretrained(
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise InputError(f"save_pretrained: {file}: is not of {name_or_folder}: {error}") from None
+        told = " ".join(str(error).split())
+        raise InputError(
+            f"save_pretrained: {file}: is not of {name_or_folder}: {told[:200]}.. Give the model"
+            " that the run's task was made of"
+        ) from None
     model.save_pretrained(to)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)

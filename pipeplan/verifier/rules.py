@@ -71,8 +71,12 @@ def _judge_schedule(table: Timetable) -> Iterator[Violation]:
     yield from step.step(table)
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan, where: str = "plan") -> None:
     """Does nothing if `plan` keeps every rule.
+
+    Args:
+        plan: any.
+        where: names it in the error, such as its path.
 
     Raises:
         InvalidPlanError: if it does not; `violations` holds all of them.
@@ -85,7 +89,7 @@ def check(plan: Plan) -> None:
         lines.append(f"- and {len(found) - SHOWN} more")
     names = ", ".join(dict.fromkeys(violation.rule for violation in found))
     text = "\n".join(lines)
-    raise InvalidPlanError(f"plan: breaks {names}, need every rule kept:\n{text}", found)
+    raise InvalidPlanError(f"{where}: breaks {names}, need every rule kept:\n{text}", found)
 
 
 def audit(plan: Plan) -> Audit:

@@ -60,7 +60,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def named(reference: str) -> object:
     """What a file that names `reference` gets."""
-    return load_named(reference, file="plan.json", repeated="the command")
+    return load_named(reference, file="plan.json", repeated=lambda _: "the command")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,13 @@ def test_a_file_may_name_nothing_else(ran: Path, reference: str) -> None:
 
 def test_a_file_that_is_not_here_is_told(ran: Path) -> None:
     """The command was started elsewhere: nothing is said of marks."""
-    reference = "elsewhere/train.py:task"
-    with pytest.raises(
-        InputError, match=r"no file elsewhere/train\.py from this directory"
-    ) as told:
-        load_named(reference, file="plan.json", repeated=f"launch --task {reference}")
-    assert str(told.value).endswith(f"/path/to: launch --task /path/to/{reference}")
+    for reference, told in (
+        ("elsewhere/train.py:task", "/path/to/elsewhere/train.py:task"),
+        ("/none/train.py:task(a=1)", "/path/to/train.py:task(a=1)"),
+    ):
+        with pytest.raises(InputError, match=r"there is no file .*train\.py") as found:
+            load_named(reference, file="plan.json", repeated=lambda task: f"launch {task}")
+        assert str(found.value).endswith(f"in place of /path/to: launch {told}")
 
 
 @pytest.mark.parametrize("reference", ["os:system('ls')", "a:\x1b[2Jb", "os", "os:(ls)"])

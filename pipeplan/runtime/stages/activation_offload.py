@@ -60,7 +60,7 @@ class ActivationOffload:
         Nor does it copy what another micro-batch sent there and others kept alive: (H1) counts
         what is of one micro-batch only, so such a storage goes once, with the first.
         """
-        first, *rest = held
+        first, *rest = held  # the input is the first segment's
         found = [
             *first.kept(fixed, before),
             *(each for saved in rest for each in saved.kept(fixed)),

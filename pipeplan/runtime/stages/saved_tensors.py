@@ -23,7 +23,7 @@ from pipeplan.plan import LayerRanges
 class SavedTensor:
     """One tensor that autograd saved; what is in it may be away."""
 
-    __slots__ = ("__weakref__", "_layer", "_place", "_tensor", "_version", "end")
+    __slots__ = ("__weakref__", "_layer", "_place", "_tensor", "_version", "end", "entry")
 
     def __init__(self, tensor: Tensor, layer: int, end: bool) -> None:
         """Takes a tensor of layer `layer` of the chain."""
@@ -34,6 +34,8 @@ class SavedTensor:
         """Where in its storage it lies, while it is away."""
         self.end = end
         """Whether it stays: an end of its run, or in no run at all."""
+        self.entry = False
+        """Whether it is the stage's input, which leaves."""
 
     @property
     def movable(self) -> bool:
@@ -167,11 +169,10 @@ class SavedTensors:
             one, layer = tensor.detach(), self._first_layer + index
             if tensor.layout is not torch.strided:  # no storage of its own: it stays
                 return SavedTensor(one, layer, end=True)
-            if self._is_input(tensor):
-                stays = not enters and (run is None or index == run[0])
-            else:
-                stays = run is None
-            saved = SavedTensor(one, layer, stays)
+            is_input = self._is_input(tensor)
+            stays = run is None or (is_input and index == run[0])
+            saved = SavedTensor(one, layer, stays and not (is_input and enters))
+            saved.entry = is_input and enters
             self._of_layer.append(weakref.ref(saved))
             return saved
 
@@ -206,13 +207,14 @@ class SavedTensors:
             fixed: tensors that count elsewhere: weights and buffers.
             before: what the stage before saved of the input, if that leaves.
         """
-        stay = storages(fixed)
+        own, before = _living(self._saved), list(before)
+        stay = storages(fixed) | _only_in_smaller([x for x in own if x.entry], before)
+        stay |= {key(x.tensor()) for x in own if x.end}
         found: dict[int, list[SavedTensor]] = {}
-        own = [(saved, saved.end) for saved in _living(self._saved)]
-        for saved, stays in (*own, *((saved, False) for saved in before)):
+        for saved in (*own, *before):
             name = key(saved.tensor())
             found.setdefault(name, []).append(saved)
-            if stays or not saved.movable:
+            if not saved.movable:
                 stay.add(name)
         return [
             SavedStorage(storage, tuple(group))
@@ -224,6 +226,19 @@ class SavedTensors:
         """Whether it lies in a storage of the layer's inputs; a dead one's name may be in use."""
         reference = self._inputs.get(key(tensor))
         return reference is not None and reference() is tensor.untyped_storage()
+
+
+def _only_in_smaller(here: Sequence[SavedTensor], before: Sequence[SavedTensor]) -> set[int]:
+    """Of what two stages save of a boundary, storages that only the one with fewer bytes saves.
+
+    e(s) of (H1) is what the other one saves; these count among what stays.
+    """
+    sides = [
+        {key(x.tensor()): x.tensor().untyped_storage().nbytes() for x in each}
+        for each in (here, before)
+    ]
+    fewer, more = sorted(sides, key=lambda sizes: sum(sizes.values()))
+    return set(fewer) - set(more)
 
 
 def _living(references: Iterable[weakref.ref[SavedTensor]]) -> list[SavedTensor]:

@@ -285,12 +285,13 @@ class StageRunner:
         before.
         """
         before = self._before.lent(microbatch) if self._before else []
+        fixed = self.fixed() + (self._before.fixed() if self._before else [])
         held = [
             segment.saved(microbatch)
             for segment in self._segments
             if segment.spec.offload or segment.spec.offload_input
         ]
-        self._host().offload(microbatch, held, self._states(), before)
+        self._host().offload(microbatch, held, fixed, before)
 
     def lent(self, microbatch: int) -> list[SavedTensor]:
         """What is saved of the output that leaves with the next stage."""
@@ -316,7 +317,7 @@ class StageRunner:
             )
         return self._offload
 
-    def _states(self) -> list[Tensor]:
+    def fixed(self) -> list[Tensor]:
         """Weights of all versions, and buffers: what layers use, but no micro-batch keeps."""
         leaves = [leaf for each in self.slots for row in each.leaves for leaf in row]
         layers = self.spec.layers

@@ -218,7 +218,10 @@ def test_show_says_which_gpus_are_for_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--memory -1GiB", "--memory: size: got '-1GiB', need 0 or more, for example 16GiB"),
+        (
+            "--memory -1GiB",
+            "--memory: size: got '-1GiB', which is below 0, need for example 16GiB",
+        ),
         ("--gap 5", "--gap: fraction: got '5', need 5% or a number below 1 such as 0.01"),
     ],
 )

@@ -318,7 +318,7 @@ def test_a_table_has_what_a_cell_can_fill() -> None:
             "name,forward_ms\n",
             "need name, forward_ns, backward_ns, output_bytes; times with any of",
         ),
-        (TABLE.replace("2500", "-1"), "line 4: backward_us: got '-1 us', need 0 or more"),
+        (TABLE.replace("2500", "-1"), "line 4: backward_us: got '-1 us', which is below 0"),
         ("name,forward_ns,backward_ns,output_bytes\n", "layers: got an empty list, need 1 items"),
         (TABLE.replace("output_bytes", "output_ms"), "line 1: got the column 'output_ms'"),
         (TABLE.replace("output_bytes", "forward_ns"), "line 1: got forward_ns in two columns"),

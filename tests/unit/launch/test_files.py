@@ -100,12 +100,20 @@ def test_a_failure_names_the_checkpoint(
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    for kept in (False, True):
-        monkeypatch.setattr(storage, "has_checkpoint", lambda _, kept=kept: kept)
+
+    def latest(out: Path) -> Path:
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
+
+    monkeypatch.setattr(storage, "latest", latest)
+    for kept in (Path("step-00000004"), InputError("none"), OSError(5, "Input/output error")):
         with pytest.raises(SystemExit):
             ending.fail(RankError("rank 1: is gone"), ALONE, None, tmp_path / "run")
         said = capfd.readouterr().err
-        assert said.endswith(f"go on with --resume {tmp_path / 'run'}\n") == kept
+        resumed = f"; step-00000004 is complete: go on with --resume {tmp_path / 'run'}\n"
+        assert said.startswith("error: rank 1: is gone")
+        assert said.endswith(resumed) == isinstance(kept, Path)
 
 
 def test_a_restart_starts_anew_where_nothing_complete_was_saved(tmp_path: Path) -> None:

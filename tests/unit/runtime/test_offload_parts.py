@@ -25,6 +25,7 @@ from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks
 from pipeplan.runtime.instrument import CountedFeed
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
+from pipeplan.runtime.stages.saved_tensors import SavedTensors
 from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.split_model import SplitModel
@@ -347,3 +348,20 @@ def test_emulated_ways_take_turns() -> None:
     full, half = VirtualClock(), VirtualClock()
     assert ends(EmulatedHostLinks(full, lasting, duplex=True), full, kinds) == [13, 16, 18]
     assert ends(EmulatedHostLinks(half, lasting, duplex=False), half, kinds) == [13, 16, 24]
+
+
+@pytest.mark.parametrize(("gate", "value"), [(3, 5), (5, 3), (4, 4)])
+def test_two_stages_that_save_different_tensors_of_a_boundary(gate: int, value: int) -> None:
+    """The more of what the two save leaves; what only the other one saves stays."""
+    lender, borrower = SavedTensors(lending=0), SavedTensors(own_input=True)
+    x = torch.ones(2, requires_grad=True)
+    with lender.layer(0, [x]):
+        outputs = torch.sigmoid(x.sum().expand(gate)), x.sum() * torch.ones(value)
+    lender.made(0, outputs)
+    given = [each.detach().requires_grad_() for each in outputs]
+    with borrower.layer(0, given):
+        output = given[0].sum() + (given[1] * given[1]).sum()
+    borrower.made(0, [output])
+    assert [saved.tensor().shape for saved in lender.lent()] == [(gate,)]
+    leaving = borrower.kept((), lender.lent())
+    assert [each.storage.nbytes() for each in leaving] == [4 * max(gate, value)]
