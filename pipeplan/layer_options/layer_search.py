@@ -1,4 +1,7 @@
-"""Layer by layer: its graph, its programs, its options; equal graphs are solved once."""
+"""Layer by layer: its graph, its programs, its options; equal graphs are solved once.
+
+Where layers are known to be alike before their graphs are captured, only the first one is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeplan.capture.estimation.layer_signature import LayerSignature
 from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.capture.layer_costs.whole_backwards import by_reason
 from pipeplan.chain import Chain, Layer, LayerOption, OperatorProgram
@@ -62,6 +66,8 @@ class LayerSearch:
         self._timed, self._check, self._say, self._around = timed, check, say, around
         self._seconds = seconds
         self._known: dict[_Key, _GraphPrograms] = {}
+        self._alike: dict[LayerSignature, _Key | str] = {}
+        """Of a layer that was captured: its graph, or why there are no options."""
         self._programs: dict[OperatorProgram, int] = {}
         self._options: dict[int, list[LayerOption]] = {}
         self._why: dict[int, str] = {}
@@ -74,24 +80,36 @@ class LayerSearch:
         """Look for no options of `layer` (0-based)."""
         self._why.setdefault(layer, why)
 
-    def look_at(self, index: int, run: LayerRun) -> None:
-        """Finds the options of layer `index` (0-based), which `run` runs."""
+    def look_at(self, index: int, run: LayerRun, alike: LayerSignature | None = None) -> None:
+        """Finds the options of layer `index` (0-based), which `run` runs.
+
+        Args:
+            index: of the layer.
+            run: runs it.
+            alike: what it has in common with layers whose graphs are the same; None: unknown.
+        """
         if index in self._why:
             return
+        known = None if alike is None else self._alike.get(alike)
+        if known is None:
+            known = self._graph(index, run)
+            if alike is not None:
+                self._alike[alike] = known
+        if isinstance(known, str):
+            self._why[index] = known
+        else:
+            self._options[index] = self._of(index, known[0], self._known[known])
+
+    def _graph(self, index: int, run: LayerRun) -> _Key | str:
+        """The layer's graph, whose programs are known then; or why there are none."""
         try:
             captured = self._captured(run)
-        except UncapturableError as error:
-            self._why[index] = error.reason
-            return
-        digest = captured.graph.structure_digest()
-        key = (digest, len(run.inputs), run.loss is not None)
-        if key not in self._known:
-            try:
+            key = captured.graph.structure_digest(), len(run.inputs), run.loss is not None
+            if key not in self._known:
                 self._known[key] = self._found(index, run, captured)
-            except UncapturableError as error:
-                self._why[index] = error.reason
-                return
-        self._options[index] = self._of(index, digest, self._known[key])
+        except UncapturableError as error:
+            return error.reason
+        return key
 
     def _captured(self, run: LayerRun) -> Captured:
         pairs = zip(run.inputs, run.differentiable, strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from pipeplan.capture.boundary_trace import call_layer
+from pipeplan.capture.estimation.layer_signature import layer_signature
 from pipeplan.capture.fake_tensors.fake_model import (
     ProcessorKernels,
     weightless,
@@ -131,7 +132,8 @@ def _estimated(
         with mode:
             fakes = batch.mapped(mode.from_tensor)
             for index, run in enumerate(_runs(model, twin, fakes, search)):
-                search.look_at(index, run)
+                alike, _ = layer_signature(run)
+                search.look_at(index, run, (*alike, len(run.inputs), run.loss is not None))
     return search.chain()
 
 
