@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from pipeplan.capture import estimate
-from pipeplan.capture.estimation import layer_signature
+from pipeplan.capture.estimation.layer_signature import LayerSignature
+from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.devices import find_device
-from pipeplan.layer_options import add_options, layer_search
+from pipeplan.layer_options import add_options
+from pipeplan.layer_options.layer_search import LayerSearch
 
-TASK = "pipeplan.tasks:gpt2(batch=8)"
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gpt2(batch=8)",
+        pytest.param("t5(batch=8)", marks=pytest.mark.long),
+        pytest.param("resnet(width=8,batch=8)", marks=pytest.mark.long),
+    ],
+)
+def test_layers_alike_have_one_graph(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an estimate knows of them before they are captured tells their graphs apart."""
+    graphs: dict[LayerSignature | None, set[object]] = {}
 
-def test_layers_alike_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An estimate tells them apart before their graphs; the chain is that of all graphs."""
-    captures: list[str] = []
-    real = layer_search.capture_layer
-    monkeypatch.setattr(
-        layer_search, "capture_layer", lambda *given: captures.append("one") or real(*given)
-    )
-    device = find_device("a100")
-    chain = estimate(TASK, device)
-    found = add_options(chain, TASK, device=device, seconds=2)
-    few, distinct = len(captures), iter(range(100))
-    assert any(layer.options for layer in found.layers)
-    captures.clear()
-    monkeypatch.setattr(
-        sys.modules[add_options.__module__],
-        "layer_signature",
-        lambda run: ((next(distinct),), layer_signature.layer_signature(run)[1]),
-    )
-    assert add_options(chain, TASK, device=device, seconds=2) == found
-    assert few < len(captures) == len(chain.layers)
+    def look_at(
+        search: LayerSearch, index: int, run: LayerRun, alike: LayerSignature | None = None
+    ) -> None:
+        graphs.setdefault(alike, set()).add(search._graph(index, run))
+
+    monkeypatch.setattr(LayerSearch, "look_at", look_at)
+    monkeypatch.setattr(LayerSearch, "_found", lambda *_: None)
+    reference, device = f"pipeplan.tasks:{model}", find_device("a100")
+    chain = estimate(reference, device)
+    add_options(chain, reference, device=device)
+    assert None not in graphs
+    assert all(len(found) == 1 for found in graphs.values())
+    assert 1 < len(graphs) < len(chain.layers)
