@@ -38,6 +38,11 @@ class SavedTensor:
         """Whether it is the stage's input, which leaves."""
 
     @property
+    def away(self) -> bool:
+        """Whether its storage was given up."""
+        return self._place is not None
+
+    @property
     def movable(self) -> bool:
         """Whether storage, shape and strides say all there is to say about the tensor."""
         tensor = self._tensor
@@ -207,7 +212,8 @@ class SavedTensors:
             fixed: tensors that count elsewhere: weights and buffers.
             before: what the stage before saved of the input, if that leaves.
         """
-        own, before = _living(self._saved), list(before)
+        # What is lent may be away with the next stage's micro-batch: it is no more of this one's.
+        own, before = [x for x in _living(self._saved) if not x.away], list(before)
         stay = storages(fixed) | _only_in_smaller([x for x in own if x.entry], before)
         stay |= {key(x.tensor()) for x in own if x.end}
         found: dict[int, list[SavedTensor]] = {}

@@ -25,7 +25,7 @@ from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks
 from pipeplan.runtime.instrument import CountedFeed
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
-from pipeplan.runtime.stages.saved_tensors import SavedTensors
+from pipeplan.runtime.stages.saved_tensors import FreedStorage, SavedTensors
 from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.split_model import SplitModel
@@ -365,3 +365,7 @@ def test_two_stages_that_save_different_tensors_of_a_boundary(gate: int, value: 
     assert [saved.tensor().shape for saved in lender.lent()] == [(gate,)]
     leaving = borrower.kept((), lender.lent())
     assert [each.storage.nbytes() for each in leaving] == [4 * max(gate, value)]
+    assert not lender.kept(())
+    gone = [FreedStorage.of(each) for each in leaving]
+    assert not lender.kept(())
+    assert [each.come_back() is None for each in gone] == [True]
