@@ -179,7 +179,9 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def _step_from(name: str) -> str:
-    """What to do where a task was given in place of a file; empty for any other name."""
+    """What to do where a task, or a run, was given in place of a file; empty for other names."""
+    if (Path(name) / "run.json").is_file():
+        return f"The folder of a run is for pipeplan report {name}"
     _, suffix, function = name.partition(".py")
     if not suffix or function[:1] not in ("", ":"):
         return ""

@@ -214,8 +214,25 @@ def _module(reference: Reference) -> object:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"task {text!r}: importing {place} failed: {error_line(error)}"
+            f"task {text!r}: importing {place} failed: {error_line(error)}{_where(error, place)}"
         ) from error
+
+
+def _where(error: BaseException, place: str) -> str:
+    """Where the module itself was looked for, if that is what is missing."""
+    missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+    if not missing or error.name not in (place, *_packages(place)):
+        return ""
+    return (
+        f". It is looked for in {Path.cwd()} and where Python finds modules; a file is given by"
+        " its path: FILE.py:FUNCTION"
+    )
+
+
+def _packages(place: str) -> list[str]:
+    """The packages that a module of this name lies in."""
+    parts = place.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _look_here() -> None:

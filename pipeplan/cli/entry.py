@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pipeplan import __version__
 from pipeplan.cli import (
     calibrate,
-    common,
     compare,
     convert,
     export,
@@ -25,6 +24,7 @@ from pipeplan.cli import (
     verify,
 )
 from pipeplan.errors import PipeplanError
+from pipeplan.flags import FlagParser
 from pipeplan.heap import give_back_large_blocks
 from pipeplan.taskref import error_line
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pipeplan {__version__}")
     verbs = top.add_subparsers(
-        title="verbs", metavar="VERB", required=True, parser_class=common.VerbParser
+        title="verbs", metavar="VERB", required=True, parser_class=FlagParser
     )
     for module in _VERBS:
         module.add(verbs)

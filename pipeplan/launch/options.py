@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from pipeplan.errors import InputError
+from pipeplan.flags import FlagParser
 from pipeplan.units import parse_factor, parse_wait_ns
 from pipeplan.validation import BestRule
 
@@ -68,16 +68,8 @@ class LaunchOptions:
     """What the user wrote."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Usage errors become an InputError, so that only rank 0 prints them.
-
-    What begins with a minus and a digit is a value, which its flag may refuse: no flag does.
-    """
-
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        """As argparse has it."""
-        super().__init__(*args, **fields)
-        self._negative_number_matcher = re.compile(r"-\.?\d")
+class _Parser(FlagParser):
+    """Usage errors become an InputError, so that only rank 0 prints them."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"launch: {message}. See python -m pipeplan.launch --help.")

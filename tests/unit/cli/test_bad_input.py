@@ -232,6 +232,9 @@ def test_bad_file(name: str, case: str, tmp_path: Path) -> None:
 def test_directory(name: str, tmp_path: Path) -> None:
     """A directory is no document."""
     assert "directory" in one_line(lambda: CLASSES[name].read(tmp_path))
+    (tmp_path / "run.json").touch()
+    message = one_line(lambda: CLASSES[name].read(tmp_path))
+    assert message.endswith(f"The folder of a run is for pipeplan report {tmp_path}")
 
 
 def test_wrong_kind_of_file() -> None:

@@ -83,6 +83,7 @@ REFUSED = [
     ("--plan @full", 2, "full: cannot be read: Is a directory"),
     ("--plan @plan1.json --timeout 5", 2, "got '5', need a number with one of ns"),
     ("--plan @plan1.json --timeout 1e20s", 2, "need at most"),
+    ("--plan @plan1.json --stesp 4", 2, "unrecognized argument: --stesp, perhaps --steps"),
     ("--plan @plan1.json --timeout -1s", 2, "got '-1s', which is below 0"),
     ("--plan @plan1.json --seed 3.0", 2, "got '3.0', need an integer"),
     ("--plan @plan1.json --clock sleep --time-scale nan", 2, "got 'nan', need a number above 0"),
