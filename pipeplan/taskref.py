@@ -220,8 +220,7 @@ def _module(reference: Reference) -> object:
 
 def _where(error: BaseException, place: str) -> str:
     """Where the module itself was looked for, if that is what is missing."""
-    missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-    if not missing or error.name not in (place, *_packages(place)):
+    if not isinstance(error, ModuleNotFoundError) or error.name not in (place, *_packages(place)):
         return ""
     return (
         f". It is looked for in {Path.cwd()} and where Python finds modules; a file is given by"
