@@ -63,7 +63,10 @@ class _Scores:
         if isinstance(value, int | float):
             return value
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"metric {name!r}: got {got}, need a number or a tensor of one number")
+        raise InputError(
+            f"metric {name!r}: got {got}, need a number or a tensor of one number, as"
+            " .mean() gives it"
+        )
 
     def beside(self, losses: Mapping[int, float]) -> list[dict[str, float]]:
         """Loss and metrics of each micro-batch; empty where losses are not known."""

@@ -87,7 +87,8 @@ def check_optimizer(
                 raise InputError(
                     f"{where}: has no '{prefix}.{missing[0]}', which"
                     f" {type(optimizer).__name__} keeps: it was made with another optimizer,"
-                    " or not all of its parts were merged"
+                    " or not all of its parts were merged. Go on with that run's optimizer, or"
+                    " start anew with another --out"
                 )
             shaped = (f"{prefix}.{name}" for name, alike in fields.items() if alike)
             _check_shapes(shaped, parameter, tensors, where)
