@@ -64,8 +64,7 @@ class _Scores:
             return value
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(
-            f"metric {name!r}: got {got}, need a number or a tensor of one number, as"
-            " .mean() gives it"
+            f"metric {name!r}: got {got}, need a number or a tensor of one number: its .mean()?"
         )
 
     def beside(self, losses: Mapping[int, float]) -> list[dict[str, float]]:
