@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -180,7 +181,7 @@ def parse_json(text: str, where: str) -> Any:
 
 def _step_from(name: str) -> str:
     """What to do where a task, or a run, was given in place of a file; empty for other names."""
-    if (Path(name) / "run.json").is_file():
+    if os.path.isfile(os.path.join(name, "run.json")):  # Path raises where a name is too long
         return f"The folder of a run is for pipeplan report {name}"
     _, suffix, function = name.partition(".py")
     if not suffix or function[:1] not in ("", ":"):

@@ -36,7 +36,7 @@ def pipeline(task: Task | None = None, **options: Any) -> Pipeline:
     [
         ({"timeout": "0s"}, "timeout: got '0s', need at least 1ms"),
         ({"timeout": "999us"}, "timeout: got '999us', need at least 1ms"),
-        ({"timeout": "-1s"}, "timeout: got '-1s', need a number with one of ns"),
+        ({"timeout": "-1s"}, "timeout: got '-1s', which is below 0, need for example"),
         ({"timeout": "soon"}, "timeout: got 'soon', need a number with one of ns"),
         ({"timeout": "600"}, "timeout: got '600', need a number with one of ns"),
         ({"timeout": 600}, "timeout: got 600, need a number with one of ns"),
