@@ -9,9 +9,9 @@ from fractions import Fraction
 from pipeplan.cluster import Cluster
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import BoundName, Incumbent
-from pipeplan.ilp.offload.byte_options import inner_bytes, offloadable_bytes
+from pipeplan.ilp.offload.byte_options import entry_bytes, offloadable_bytes
 from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
-from pipeplan.plan import OpKind, Plan, Stage
+from pipeplan.plan import OpKind, Plan
 
 
 def offer_warm_start(state: Incumbent, plan: Plan) -> None:
@@ -101,7 +101,8 @@ def _offloads(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[StageOf
     for stage in plan.stages:
         if stage.remat is not None and stage.remat.offloads:
             runs, enters = stage.remat.offload, stage.remat.offload_input
-            entry = _entry_bytes(plan, stage) if enters else 0
+            covered = plan.stages[stage.id - 1].gpu == stage.gpu
+            entry = entry_bytes(plan.chain, stage.first, covered=covered) if enters else 0
             out, back = times[OpKind.OFFLOAD, stage.id], times[OpKind.PREFETCH, stage.id]
             yield StageOffload(
                 stage.id,
@@ -111,13 +112,6 @@ def _offloads(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[StageOf
                 {copy: (out[copy], back[copy]) for copy in sorted(out)},
                 enters,
             )
-
-
-def _entry_bytes(plan: Plan, stage: Stage) -> int:
-    """Of a stage whose input leaves: e(s) of (H1)."""
-    if plan.stages[stage.id - 1].gpu == stage.gpu:
-        return inner_bytes(plan.chain, stage.first)
-    return plan.chain.layers[stage.first].saved_input_bytes
 
 
 def _proven(state: Incumbent, plan: Plan) -> Iterator[tuple[BoundName, Fraction]]:

@@ -60,6 +60,17 @@ def offloadable_bytes(chain: Chain, run: Segment) -> int:
     return rests + sum(inner_bytes(chain, layer) for layer in range(first + 1, last + 1))
 
 
+def entry_bytes(chain: Chain, first: int, *, covered: bool) -> int:
+    """What leaves of the input of a stage whose first layer is `first`: e(s) of (H1).
+
+    Args:
+        chain: the layers.
+        first: not the chain's first.
+        covered: whether the stage before is on the same GPU.
+    """
+    return inner_bytes(chain, first) if covered else chain.layers[first].saved_input_bytes
+
+
 def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
     """What is saved of the input of a stage that begins with layer `first`, and may leave: (H1).
 
@@ -70,11 +81,10 @@ def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
     """
     if not first or first in costs.recomputed:
         return 0
-    if not covered:
-        return costs.chain.layers[first].saved_input_bytes
-    if first - 1 in costs.recomputed and costs.chain.layers[first - 1].saved_output_bytes:
+    runs_again = covered and first - 1 in costs.recomputed
+    if runs_again and costs.chain.layers[first - 1].saved_output_bytes:
         return 0  # a program keeps it
-    return inner_bytes(costs.chain, first)
+    return entry_bytes(costs.chain, first, covered=covered)
 
 
 def _spread(found: dict[int, _Runs]) -> dict[int, _Runs]:

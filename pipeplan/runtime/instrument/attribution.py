@@ -136,16 +136,21 @@ class _Sweep:
     def _change(self, number: int, difference: int) -> None:
         label = self._label.get(number)
         if label is None:
-            owner = self._lives.before.get(number)
-            back = self._kept.come_back.get(number)
-            label = (*owner, -1) if owner else (P.SAVED, *back) if back else self._births
-            self._label[number] = label
+            label = self._label[number] = self._first_label(number)
             self._members.setdefault(label, set()).add(number)
         self._bytes[number] = self._bytes.get(number, 0) + difference
         self._sizes[label] = self._sizes.get(label, 0) + difference
         if not self._bytes[number]:
             del self._bytes[number], self._label[number]
             self._members[label].discard(number)
+
+    def _first_label(self, number: int) -> _Label:
+        """Of a storage that comes now, or was there before the first action."""
+        if owner := self._lives.before.get(number):
+            return (*owner, -1)
+        if keeper := self._kept.come_back.get(number):
+            return (P.SAVED, *keeper)
+        return self._births
 
     def _relabel(self, numbers: Iterable[int], label: _Label) -> None:
         for number in list(numbers):

@@ -64,6 +64,16 @@ def test_foreign_metrics_are_named(tmp_path: Path, line: str) -> None:
     assert file.read_text().endswith(line + "\n")
 
 
+def leaves_by_raising(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the end of the process."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_failure_is_told_also_where_nothing_can_be_written(
     tmp_path: Path,
@@ -72,12 +82,7 @@ def test_a_failure_is_told_also_where_nothing_can_be_written(
     writable: bool,
 ) -> None:
     """The one line says what failed, and where the traceback is or why it is nowhere."""
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    leaves_by_raising(monkeypatch)
     out = tmp_path / "run"
     if not writable:
         out.write_text("a file in its place")
@@ -94,12 +99,7 @@ def test_a_failure_names_the_checkpoint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is one, it is told how to go on; a folder without is not offered as one."""
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    leaves_by_raising(monkeypatch)
 
     def latest(out: Path) -> Path:
         if isinstance(kept, Exception):
