@@ -89,7 +89,8 @@ class Remat(Record):
         before it does, stands behind it: each time the outer one is computed again, the inner
         one keeps only its input.
     offload: what lies between the ends of these runs waits in the host's memory, (H1) to (H7).
-    offload_input: whether what is saved of the stage's input waits there as well, (H1).
+    offload_input: whether what is saved of the stage's input, by its first layer or run, waits
+        there as well, (H1).
     programs: [layer, option] of layers that run a device program, (V5).
     """
 

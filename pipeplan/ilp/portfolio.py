@@ -63,6 +63,8 @@ LISTING: Final = 0.3
 """Listing options of segments."""
 INITIAL_SETS: Final = 0.4
 """Trying initial sets of recomputed segments."""
+ONE_GPU: Final = 0.25
+"""A look at what one GPU may recompute beside what it offloads; then local search over that."""
 BEFORE_EVERY_SET: Final = 0.02
 """Load balancing with recomputation, ahead of trying every set: the shorter the best plan, the
 fewer sets are left."""

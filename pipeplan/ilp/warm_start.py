@@ -101,7 +101,7 @@ def _offloads(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[StageOf
     for stage in plan.stages:
         if stage.remat is not None and stage.remat.offloads:
             runs, enters = stage.remat.offload, stage.remat.offload_input
-            covered = plan.stages[stage.id - 1].gpu == stage.gpu
+            covered = stage.id > 0 and plan.stages[stage.id - 1].gpu == stage.gpu
             entry = entry_bytes(plan.chain, stage.first, covered=covered) if enters else 0
             out, back = times[OpKind.OFFLOAD, stage.id], times[OpKind.PREFETCH, stage.id]
             yield StageOffload(

@@ -112,7 +112,10 @@ def offloaded_bytes(plan: Plan, stage: int) -> int:
     home, total = plan.stages[stage], 0
     remat = home.remat
     if remat and remat.offload_input:
-        total += max(plan.chain.layers[home.first].saved_input_bytes, held_before(plan, stage))
+        kept = plan.chain.layers[home.first].saved_input_bytes
+        if home.first in dict(remat.recompute):
+            kept = plan.chain.input_of(home.first)  # all of it, to compute again from (V2)
+        total += max(kept, held_before(plan, stage))
     for first, last in remat.offload if remat else ():
         layers = plan.chain.layers[first : last + 1]
         total += sum(layer.saved_bytes for layer in layers)

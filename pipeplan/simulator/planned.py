@@ -152,13 +152,12 @@ def _remat(plan: Plan, index: int, remat: Remat) -> Iterator[Discrepancy]:
 
 
 def _input_may_leave(plan: Plan, index: int, remat: Remat) -> bool:
-    """Whether autograd alone keeps the input, here and in the stage before (H1)."""
+    """Whether a run or autograd keeps the input, here and in the stage before (H1)."""
     stage = plan.stages[index]
-    held = _layers(remat.recompute) | {layer for layer, _ in remat.programs}
-    if index == 0 or stage.first == 0 or stage.first in held:
+    if stage.first in dict(remat.programs):
         return False
     before = plan.stages[index - 1]
-    if before.gpu != stage.gpu:
+    if not index or before.gpu != stage.gpu:
         return True
     programs = before.remat.programs if before.remat else ()
     # What a program keeps is its own.

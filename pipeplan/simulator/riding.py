@@ -172,10 +172,12 @@ class _Walk:
                 within: list[tuple[int, int]] = []
                 while waiting and waiting[0][0] <= run[1]:
                     within.append(waiting.pop(0))
-                self._at_run[run] = held
+                around = Held() if layer in self._leaving else held
+                self._at_run[run] = around
                 # When it is computed again it gives its input up as its layers do.
-                self._go(run, tuple(within), held)
-                held |= self.riders.entering[layer]
+                self._go(run, tuple(within), around)
+                if layer not in self._leaving:
+                    held |= self.riders.entering[layer]
                 layer = run[1] + 1
                 continue
             self._held[layer] = held

@@ -92,15 +92,10 @@ def _programs(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
 def _input(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
     """(H1): autograd keeps the stage's input, in this stage and in the one before on its GPU."""
     assert stage.remat is not None
-    if not stage.first:
-        yield Violation(Rule.STAGES, where, "got true for layer 0, need a layer before the stage")
+    if stage.first in dict(stage.remat.programs):
+        need = f"need no program of layer {stage.first}"
+        yield Violation(Rule.STAGES, where, f"got true, {need}")
         return
-    alone = ((layer, layer) for layer, _ in stage.remat.programs)
-    for first, last in (*stage.remat.recompute, *alone):
-        if first <= stage.first <= last:
-            need = f"need layer {stage.first} outside of run [{first}, {last}] and of programs"
-            yield Violation(Rule.STAGES, where, f"got true, {need}")
-            return
     before = stage_before(plan, stage)
     if before is None or not before.remat or before.last not in dict(before.remat.programs):
         return

@@ -85,7 +85,9 @@ def offloaded(plan: Plan, stage: Stage) -> int:
     total = 0
     if stage.remat and stage.remat.offload_input:
         shared = saved_output(plan, stage_before(plan, stage))
-        total += max(plan.chain.layers[stage.first].saved_input_bytes, shared)
+        again = any(first == stage.first for first, _ in stage.remat.recompute)
+        own = plan.chain.layers[stage.first].saved_input_bytes
+        total += max(plan.chain.input_of(stage.first) if again else own, shared)
     for first, last in stage.remat.offload if stage.remat else ():
         layers = plan.chain.layers[first : last + 1]
         total += sum(layer.saved_bytes for layer in layers)

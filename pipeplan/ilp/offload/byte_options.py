@@ -65,7 +65,7 @@ def entry_bytes(chain: Chain, first: int, *, covered: bool) -> int:
 
     Args:
         chain: the layers.
-        first: not the chain's first.
+        first: layer.
         covered: whether the stage before is on the same GPU.
     """
     return inner_bytes(chain, first) if covered else chain.layers[first].saved_input_bytes
@@ -79,11 +79,14 @@ def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
         first: layer.
         covered: whether the stage before is on the same GPU.
     """
-    if not first or first in costs.recomputed:
+    if first in costs.programs:
         return 0
-    runs_again = covered and first - 1 in costs.recomputed
-    if runs_again and costs.chain.layers[first - 1].saved_output_bytes:
-        return 0  # a program keeps it
+    if (
+        covered
+        and first - 1 in costs.programs
+        and costs.chain.layers[first - 1].saved_output_bytes
+    ):
+        return 0
     return entry_bytes(costs.chain, first, covered=covered)
 
 

@@ -39,7 +39,15 @@ class ContractedChain:
     @property
     def recomputed(self) -> frozenset[int]:
         """The contracted layers that stand for runs."""
-        spans = {run.segment for run in self.runs}
+        return self._standing_for(self.runs)
+
+    @property
+    def programs(self) -> frozenset[int]:
+        """Those of them that run an option."""
+        return self._standing_for(run for run in self.runs if run.option is not None)
+
+    def _standing_for(self, runs: Iterable[Run]) -> frozenset[int]:
+        spans = {run.segment for run in runs}
         return frozenset(n for n, piece in enumerate(self.pieces) if piece in spans)
 
     def renumbered(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -49,7 +57,8 @@ class ContractedChain:
 
     def of(self, costs: CostModel) -> CostModel:
         """The same machines with the contracted chain."""
-        return replace(costs, chain=self.chain, recomputed=self.recomputed)
+        runs, programs = self.recomputed, self.programs
+        return replace(costs, chain=self.chain, recomputed=runs, programs=programs)
 
     def original(self, stage: Stage, away: Remat | None = None) -> Stage:
         """A stage of the contracted chain as a stage of the original one.

@@ -189,8 +189,8 @@ class LabelMaker:
         """Find labels of which the last piece is layer `last`, in one of the ways `kinds`."""
         rows, first = made.rows[:, latest], made.first
         joined = (made.kind[latest] == KEEPS) & (last > first)
-        if self.relaxed and last == first > 0:
-            joined |= True  # the input of a kept first layer may leave as well
+        if self.relaxed and last == first:
+            joined |= True  # the input of a first layer may leave as well
         count = 0
         for kind in kinds:
             # Nothing of a layer under an option may leave.

@@ -130,7 +130,8 @@ def run_behind(
         place: the layer behind each.
         kind: what the last piece of each is.
         last: the layer.
-        relaxed: whether a label may stand for another option, which saves less of its output.
+        relaxed: whether a label may stand for another option, which saves less of its output, and
+            the input of a run that begins the segment may leave.
         tables: of runs.
         nested: of runs that hold others.
         holding: whether to look at labels in which runs hold others, or at all others.
@@ -160,7 +161,8 @@ def run_behind(
             found[PEAK, count] = max(rows[PEAK, old], kept + peak)
             found[AHEAD, count] = max(rows[AHEAD, old], kept + light[first, last])
             found[SAVED, count] = 0
-            found[STAYS, count] = rows[STAYS, old] + source[first]
+            leaves = relaxed and old == 0
+            found[STAYS, count] = rows[STAYS, old] + (0 if leaves else source[first])
             found[UNDER, count] = rows[UNDER, old]
             found[HOLDS, count] = rows[HOLDS, old] + (way >= 0)
             found[PARENT, count], found[BEGIN, count], found[INNER, count] = old, first, inner

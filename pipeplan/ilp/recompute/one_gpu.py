@@ -2,29 +2,34 @@
 
 Without offloading the chain is one stage, whose runs are those of persistent schedules
 (`persistent`): the first that fits is the shortest. With it, sets that need more than the GPU has
-are tried as well, and what does not fit leaves (`one_gpu`). Source: ours.
+are tried as well, and what does not fit leaves (`one_gpu`). Local search then changes the best of
+them. Source: ours.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import inf
 from operator import itemgetter
 from typing import Final
 
-from pipeplan.ilp import one_gpu
+from pipeplan.ilp import one_gpu, portfolio
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.offload.byte_options import inner_bytes
+from pipeplan.ilp.offload.byte_options import own_input_bytes
 from pipeplan.ilp.offload.copy_placement import transfer_ns
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
+from pipeplan.ilp.recompute.contraction_cache import ContractionCache
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.moves import mutate, options_of
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.persistent import persistent_runs, work_s
 from pipeplan.ilp.recompute.search_result import SearchResult
-from pipeplan.ilp.runs import Runs
+from pipeplan.ilp.runs import Run, Runs
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Stage
 
@@ -35,10 +40,14 @@ COUNT_S: Final = 1e-3
 """What counting the bytes of a set of runs counts for, where work is counted."""
 LAYER_S: Final = 2.5e-3
 """What deciding what leaves counts for, for each layer, where work is counted."""
-LOOK_S: Final = 4e-4
-"""A first look at that."""
+LOOK_S: Final = 5e-5
+"""A first look at that, for each pair of layers."""
+CHANGE_S: Final = 3e-4
+"""What a changed set counts for that is not worth a look."""
 BEST: Final = 6
-"""Sets that have more than a look."""
+"""Sets that are changed, and at the end have more than a look."""
+IN_VAIN: Final = 500
+"""Changes in a row without one that is worth a look, after which the search ends."""
 MOST: Final = 64
 """Persistent schedules, evenly spread over all budgets, that are considered there."""
 
@@ -86,12 +95,58 @@ def in_one_stage(costs: CostModel) -> Schedule:
 
 
 def _leave(joint: JointIncumbent, offered: StageOptions) -> None:
-    """What the GPU recomputes; the rest that does not fit leaves: a look at all, then the best."""
-    looked = [(_left(joint, each, quick=True), each) for each in _sets(joint.state.costs, offered)]
-    looked.sort(key=itemgetter(0))
-    for period, contracted in looked[:BEST]:
+    """What the GPU recomputes; what then does not fit leaves: a look at many, then the best."""
+    whole = joint.state
+    looks = _Looks(joint)
+    over = whole.options.clock.limit(portfolio.ONE_GPU * whole.remaining, CHANGE_S)
+    for each in _sets(whole.costs, offered):
+        if over() and looks.best:
+            break
+        looks.at(each)
+    looks.search(portfolio.ONE_GPU * whole.remaining)
+    for _, each in looks.best:
+        _left(joint, each, quick=False)
+
+
+@dataclass
+class _Looks:
+    """The sets that had a look, and the best of them by the period that it found."""
+
+    joint: JointIncumbent
+    best: list[tuple[float, ContractedChain]] = field(default_factory=list)
+    seen: set[frozenset[Run]] = field(default_factory=set)
+
+    def at(self, contracted: ContractedChain) -> None:
+        """A look at one more."""
+        self.seen.add(contracted.runs)
+        period = _left(self.joint, contracted, quick=True)
         if period < inf:
-            _left(joint, contracted, quick=False)
+            insort(self.best, (period, contracted), key=itemgetter(0))
+            del self.best[BEST:]
+
+    def search(self, seconds: float) -> None:
+        """Local search: random changes of the best sets, the best of them most often.
+
+        A change has a look if it may be shorter than the best set for all that is known without.
+        """
+        whole = self.joint.state
+        random, chain = whole.random(NAME), ContractionCache(whole.costs)
+        layers = (0, whole.costs.layers - 1)
+        options, vain = options_of(whole.costs.chain, layers), 0
+        over = whole.options.clock.limit(seconds, CHANGE_S)
+        while self.best and vain < IN_VAIN and not (over() or self.joint.interrupted):
+            _, known = self.best[int(random.random() ** 2 * len(self.best))]
+            runs = mutate(random, sorted(known.runs), layers, (), options)
+            contracted, costs = chain.of(runs)
+            vain += 1
+            if contracted.runs not in self.seen and _promise(costs) < self.best[0][0]:
+                self.at(contracted)
+                vain = 0
+
+
+def _promise(costs: CostModel) -> int:
+    """No plan of these runs that moves what one stage lacks is shorter."""
+    return max(_busy(costs), _away(costs))
 
 
 def _left(joint: JointIncumbent, contracted: ContractedChain, *, quick: bool) -> float:
@@ -103,7 +158,7 @@ def _left(joint: JointIncumbent, contracted: ContractedChain, *, quick: bool) ->
     better = joint.period is None or _busy(costs) < joint.period
     if not better or _least(costs) > costs.budgets[0]:
         return inf
-    whole.options.clock.charge((LOOK_S if quick else LAYER_S) * costs.layers)
+    whole.options.clock.charge(LOOK_S * costs.layers**2 if quick else LAYER_S * costs.layers)
     inner = Incumbent(costs, whole.options, joint.on_report)
     if not one_gpu.offer(inner, quick=quick) or inner.best is None:
         return inf
@@ -121,7 +176,7 @@ def _sets(costs: CostModel, offered: StageOptions) -> list[ContractedChain]:
     spread = every[:: 1 + len(every) // MOST]
     listed = (offered.runs(0, last, n) for n in range(offered.counts[0, last]))
     chains = [contract(chain, runs) for runs in dict.fromkeys([*spread, *listed])]
-    return sorted(chains, key=lambda each: max(_busy(each.of(costs)), _away(each.of(costs))))
+    return sorted(chains, key=lambda each: _promise(each.of(costs)))
 
 
 def _busy(costs: CostModel) -> int:
@@ -135,17 +190,14 @@ def _peak(costs: CostModel) -> int:
 
 
 def _least(costs: CostModel) -> int:
-    """Bytes that a layer at work needs at least, if all leaves that may: what runs keep stays."""
+    """Bytes that a layer at work needs at least, if all leaves that may."""
     stays = costs.segment(0, costs.layers - 1).states
     least = stays
     for layer, each in enumerate(costs.chain.layers):
         size = costs.segment(layer, layer, layer > 0)
         least = max(least, stays + max(size.running, size.saved + size.backward))
-        if layer in costs.recomputed:
-            leaves = 0
-        else:
-            leaves = each.saved_bytes + (inner_bytes(costs.chain, layer) if layer else 0)
-        stays += max(0, size.saved - leaves)
+        leaves = 0 if layer in costs.recomputed else each.saved_bytes
+        stays += size.saved - leaves - own_input_bytes(costs, layer, covered=layer > 0)
     return least
 
 

@@ -21,7 +21,7 @@ from pipeplan.plan import LayerRanges
 
 
 class SavedTensor:
-    """One tensor that autograd saved; what is in it may be away."""
+    """One tensor that autograd, or a checkpointed segment, saved; what is in it may be away."""
 
     __slots__ = ("__weakref__", "_layer", "_place", "_tensor", "_version", "end", "entry")
 
@@ -63,7 +63,8 @@ class SavedTensor:
             tensor = f"{self._tensor.dtype} of shape {list(self._tensor.shape)}"
             raise RuntimeError(
                 f"task: layer {self._layer}: {tensor}, needed for the backward, was modified in"
-                " place. Make the operation out of place, or plan without --offload."
+                " place. Make the operation out of place, or plan without --recompute and"
+                " --offload."
             )
         return self._tensor
 
@@ -182,6 +183,14 @@ class SavedTensors:
             return saved
 
         return torch.autograd.graph.saved_tensors_hooks(pack, SavedTensor.tensor)
+
+    def holding(self, inputs: Iterable[Tensor]) -> list[SavedTensor]:
+        """The segment's `inputs` as all that it keeps; they live as long as what is returned."""
+        held = [SavedTensor(each.detach(), self._first_layer, end=False) for each in inputs]
+        for saved in held if self._own_input else ():
+            saved.entry = True
+            self._saved.append(weakref.ref(saved))
+        return held
 
     def made(self, index: int, outputs: Iterable[Tensor]) -> None:
         """Layer `index` has made `outputs`: where its run ends there, they stay."""

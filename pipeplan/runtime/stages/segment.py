@@ -24,7 +24,7 @@ from pipeplan.plan import LayerRanges
 from pipeplan.precision import casting
 from pipeplan.runtime.stages.module_buffers import ModuleBuffers, Values, put_back
 from pipeplan.runtime.stages.random_state import seed_layer
-from pipeplan.runtime.stages.saved_tensors import SavedTensors
+from pipeplan.runtime.stages.saved_tensors import SavedTensor, SavedTensors
 from pipeplan.runtime.stages.second_forward import SecondForward
 from pipeplan.runtime.transport.endpoints import CPU, empty
 from pipeplan.split_model import TensorSpec
@@ -74,7 +74,7 @@ class SegmentSpec:
     offload: LayerRanges = ()
     """First and last index in `layers` of each run of which a `SavedTensors` is kept."""
     offload_input: bool = False
-    """Whether that keeps what autograd saves of the segment's input as well."""
+    """Whether that keeps what is saved of the segment's input as well."""
     lends_output: bool = False
     """Whether what it saves of its output leaves with the input of the next stage."""
     autocast: torch.dtype | None = None
@@ -249,6 +249,22 @@ class StoredSegment:
         return [tensor for tensor, flag in zip(outputs, self.spec.left, strict=True) if flag]
 
 
+@dataclass(slots=True)
+class _Checkpoint:
+    """What one micro-batch is computed again from."""
+
+    inputs: list[SavedTensor]
+    saved: SavedTensors
+    target: Target
+    buffers: Values
+
+    def taken(self) -> list[Tensor]:
+        """The boundary, of which nothing is kept here any more."""
+        found = [each.tensor() for each in self.inputs]
+        self.inputs.clear()
+        return found
+
+
 class CheckpointedSegment(StoredSegment):
     """Layers that keep only their input and are computed again just before their backward."""
 
@@ -263,7 +279,7 @@ class CheckpointedSegment(StoredSegment):
         self._again = tuple(again)
         self._buffers = ModuleBuffers(spec.layers, self._try)
         self._second = SecondForward(_told(spec))
-        self._inputs: dict[int, tuple[list[Tensor], Target, Values]] = {}
+        self._checkpoints: dict[int, _Checkpoint] = {}
 
     def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
         """As `StoredSegment.forward`, without a graph.
@@ -281,7 +297,10 @@ class CheckpointedSegment(StoredSegment):
                 f"task: layer {self.spec.first_layer}: works in place on its input, which is kept"
                 " to compute the layer again. Make the operation out of place."
             )
-        self._inputs[microbatch] = (kept, target, self._buffers.kept(buffers))
+        saved = SavedTensors(first_layer=self.spec.first_layer, own_input=self.spec.offload_input)
+        self._checkpoints[microbatch] = _Checkpoint(
+            saved.holding(kept), saved, target, self._buffers.kept(buffers)
+        )
         self._second.made(microbatch, outputs)
         return list(outputs)
 
@@ -291,10 +310,11 @@ class CheckpointedSegment(StoredSegment):
         Raises:
             InputError: if that gives other outputs than the first one.
         """
-        value, target, then = self._inputs.pop(microbatch)
-        now = self._buffers.turn_back(then)
+        checkpoint = self._checkpoints.pop(microbatch)
+        now = self._buffers.turn_back(checkpoint.buffers)
+        value = checkpoint.taken()
         for segment in self._again:
-            value = segment.forward(microbatch, value, target)
+            value = segment.forward(microbatch, value, checkpoint.target)
         self._second.check(microbatch, value)
         del value
         now = self._buffers.settle(now)
@@ -307,6 +327,10 @@ class CheckpointedSegment(StoredSegment):
         """See `StoredSegment.weight_backward`."""
         for segment in reversed(self._again):
             segment.weight_backward(microbatch)
+
+    def saved(self, microbatch: int) -> SavedTensors:
+        """Its input, where that may be offloaded."""
+        return self._checkpoints[microbatch].saved
 
     def _try(self, layers: Sequence[nn.Module]) -> list[Tensor]:
         """What `layers` return for some boundary; torch's generators stay as they are."""

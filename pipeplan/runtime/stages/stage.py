@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class StageSpec:
     offload: LayerRanges = ()
     """Those of runs that may wait on the host between their two ends; apart from `runs`."""
     offload_input: bool = False
-    """Whether what the first layer, which is in none of `runs`, saves of its input may, too."""
+    """Whether what is saved of the stage's input may, too: by the first layer or its run."""
     lends_output: bool = False
     """Whether what the last layer, which is in none of `runs`, saves of its output leaves with the
     input of the next stage, which is on the same rank."""
@@ -223,6 +223,8 @@ class StageRunner:
         for slots in self.slots:
             slots.begin_graph(microbatch // self._microbatches)
         self._open.add(microbatch)
+        if self.spec.offload_input and not self.spec.index:
+            inputs[:] = map(_alone, inputs)
         for segment in self._segments:
             inputs = segment.forward(microbatch, inputs, target)
         return inputs
@@ -341,6 +343,12 @@ class StageRunner:
         return inputs
 
 
+def _alone(tensor: Tensor) -> Tensor:
+    """In a storage of its own: data may come as a few rows of much more."""
+    more = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if more else tensor
+
+
 def _segments(
     spec: StageSpec, span: tuple[int, int], runs: LayerRanges
 ) -> Iterator[StoredSegment]:
@@ -350,7 +358,8 @@ def _segments(
         if begin < first:
             yield StoredSegment(_segment_spec(spec, begin, first))
         if first <= last:
-            again = _segments(spec, (first, last), inside(runs, (first, last)))
+            stays = replace(spec, offload_input=False)  # what runs again keeps its input
+            again = _segments(stays, (first, last), inside(runs, (first, last)))
             yield CheckpointedSegment(_segment_spec(spec, first, last + 1), tuple(again))
         begin = last + 1
 

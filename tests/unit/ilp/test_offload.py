@@ -389,21 +389,25 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
 
 
 def test_whose_saved_input_may_leave() -> None:
-    """Neither the chain's first, nor one that runs again, nor what a program keeps.
+    """All but what a program keeps.
 
     Where the stage before is on the same GPU, the more of what the two keep of it.
     """
     costs = costs_of(1, 5, 1, 100)
     layers = tuple(
         layer.model_copy(
-            update={"output_bytes": 4, "saved_input_bytes": n, "saved_output_bytes": 2 * (n == 1)}
+            update={
+                "output_bytes": 4,
+                "saved_input_bytes": n or 9,
+                "saved_output_bytes": 2 * (n == 1),
+            }
         )
         for n, layer in enumerate(costs.chain.layers)
     )
     costs = replace(costs, chain=costs.chain.model_copy(update={"layers": layers}))
-    assert [own_input_bytes(costs, n, covered=True) for n in range(5)] == [0, 1, 2, 3, 4]
-    assert [own_input_bytes(costs, n, covered=False) for n in range(5)] == [0, 1, 2, 3, 4]
-    again = replace(costs, recomputed=frozenset({3}))
-    assert [own_input_bytes(again, n, covered=True) for n in range(5)] == [0, 1, 2, 0, 4]
-    under = replace(costs, recomputed=frozenset({1}))
-    assert [own_input_bytes(under, n, covered=True) for n in range(5)] == [0, 0, 0, 3, 4]
+    assert [own_input_bytes(costs, n, covered=True) for n in range(1, 5)] == [1, 2, 3, 4]
+    assert [own_input_bytes(costs, n, covered=False) for n in range(5)] == [9, 1, 2, 3, 4]
+    again = replace(costs, recomputed=frozenset({1, 3}))
+    assert [own_input_bytes(again, n, covered=True) for n in range(1, 5)] == [1, 2, 3, 4]
+    under = replace(again, programs=frozenset({1}))
+    assert [own_input_bytes(under, n, covered=True) for n in range(1, 5)] == [0, 0, 3, 4]

@@ -8,12 +8,13 @@ import pytest
 
 from pipeplan.errors import DeadlockError, InputError, InvalidPlanError
 from pipeplan.lowering import lower
-from pipeplan.plan import Remat, Stage
+from pipeplan.plan import LayerRanges, Remat, Stage
 from pipeplan.program import Program
 from pipeplan.simulator import replay, simulate
 from pipeplan.simulator.planned import inspect_stages
+from pipeplan.verifier import audit
 from tests import handmade, handmade_offload
-from tests.offloading import SHARED, TIMES, offloaded, one_stage, spans, two_stages
+from tests.offloading import LAYERS, SHARED, TIMES, offloaded, one_stage, spans, two_stages
 
 
 class TestPrograms:
@@ -162,20 +163,29 @@ class TestInput:
         with pytest.raises(InvalidPlanError, match=rf"stages\[0\].remat: {what}"):
             simulate(plan.model_copy(update={"stages": (stage,)}), lower(plan))
 
-    @pytest.mark.parametrize(
-        "remat",
-        [
-            Remat(offload_input=True),
-            Remat(offload_input=True, recompute=((0, 0),)),
-            Remat(offload_input=True, programs=((0, 0),)),
-        ],
-    )
-    def test_inputs_that_cannot_leave(self, remat: Remat) -> None:
-        """Of the first layer; so it is in a run that is computed again, or with a program."""
-        plan = one_stage()
+    def test_an_input_of_a_program_cannot_leave(self) -> None:
+        """What it keeps is its own."""
+        plan, remat = one_stage(), Remat(offload_input=True, programs=((0, 0),))
         stage: Stage = plan.stages[0].model_copy(update={"remat": remat})
         with pytest.raises(InvalidPlanError, match=r"stages\[0\].remat: got"):
             simulate(plan.model_copy(update={"stages": (stage,)}), lower(plan))
+
+    @pytest.mark.parametrize(("again", "size"), [(((0, 0),), 4), (((1, 1),), 1), ((), 1)])
+    def test_the_models_input_leaves(self, again: LayerRanges, size: int) -> None:
+        """Its 4 bytes with a run that begins there, else the 1 byte that its layer saves."""
+        durations = {"0B": 6 + 2 * len(again)}
+        of = handmade.chain([(2, 3), (2, 3)], LAYERS, input_bytes=4)
+        plan = handmade.plan(
+            of, [(0, 1, 0)], 14, {"0F0": 0, "0B0": 34}, durations=durations, memory=()
+        )
+        stage: Stage = plan.stages[0].model_copy(
+            update={"remat": Remat(recompute=again) if again else None}
+        )
+        plan = plan.model_copy(update={"stages": (stage,)})
+        plan = offloaded(plan, {}, {0: size}, TIMES, inputs={0})
+        found = simulate(plan, lower(plan)).memory[0]
+        assert found.host_bytes == 3 * size
+        assert found == audit(plan).memory[0]
 
     @pytest.mark.parametrize("saved", [0, 1, 2])
     @pytest.mark.parametrize("entering", [0, 2])

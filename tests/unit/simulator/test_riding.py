@@ -226,3 +226,18 @@ def test_what_may_leave_counts_in_itself() -> None:
     found = four(stages, stage1=away)
     assert [found[stage].size.kept for stage in (1, 2)] == [130, 115]
     assert found[1].output == 110
+
+
+def test_a_runs_input_that_may_leave_counts_in_itself() -> None:
+    """Layer 2, computed again, keeps all 110 bytes that enter it, though stage 0 has 100 of them.
+
+    What comes behind it finds stage 0's.
+    """
+    stages = [(0, 1, 0), (2, 2, 0), (3, 3, 0)]
+    again = Remat(recompute=((2, 2),))
+    assert [four(stages, stage1=again)[stage].size.kept for stage in (1, 2)] == [10, 15]
+    away = Remat(recompute=((2, 2),), offload_input=True)
+    assert [four(stages, stage1=away)[stage].size.kept for stage in (1, 2)] == [110, 15]
+    alone = [(0, 1, 1), (2, 2, 0), (3, 3, 0)]
+    assert [four(alone, stage1=again)[stage].size.kept for stage in (1, 2)] == [110, 15]
+    assert [four(alone, stage1=away)[stage].size.kept for stage in (1, 2)] == [110, 115]

@@ -8,8 +8,9 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.plan import LayerRanges, Plan, Remat
-from pipeplan.verifier import Rule, audit, verify
+from pipeplan.verifier import Rule, audit, offloaded, verify
 from pipeplan.verifier import remat as remat_rules
+from pipeplan.verifier.recompute import without_runs
 from tests import handmade
 from tests import handmade_offload as made
 
@@ -200,15 +201,25 @@ class TestRuns:
         assert verify(handmade.filled(plan)) == ()
 
     def test_a_saved_input_is_of_its_stage_alone(self) -> None:
-        """Not of layer 0, not of a run computed again."""
-        first = relaid(made.one_stage(), 0, offload=((0, 1),), offload_input=True)
-        again = relaid(made.entering(), 1, recompute=((1, 1),), offload_input=True)
-        for plan, words in (
-            (first, "stages[0].remat.offload_input: got true for layer 0"),
-            (again, "got true, need layer 1 outside of run [1, 1]"),
-        ):
-            (line,) = (line for line in lines(plan) if line.startswith("stages, "))
-            assert words in line, line
+        """Not of a program."""
+        under = made.made_by(Remat(recompute=((0, 0),)))
+        layers = list(under.chain.layers)
+        layers[1] = layers[1].model_copy(update={"options": layers[0].options})
+        chain = under.chain.model_copy(update={"layers": tuple(layers)})
+        remat = Remat(programs=((1, 0),), offload_input=True)
+        stage = under.stages[1].model_copy(update={"remat": remat})
+        plan = under.model_copy(update={"chain": chain, "stages": (under.stages[0], stage)})
+        (line, *_) = map(str, remat_rules.runs(plan, stage))
+        assert "got true, need no program of layer 1" in line
+
+    @pytest.mark.parametrize("saved_before", [0, 1])
+    @pytest.mark.parametrize("run", [(1, 1), (1, 2)])
+    def test_a_saved_input_of_a_run(self, run: tuple[int, int], saved_before: int) -> None:
+        """A run keeps all 8 bytes of its input, whatever its first layer or stage 0 save."""
+        plan = relaid(made.entering(saved_before), 1, recompute=(run,), offload_input=True)
+        assert Rule.STAGES not in rules(plan)
+        assert offloaded(plan, plan.stages[1]) == 8
+        assert offloaded(without_runs(plan), without_runs(plan).stages[1]) == 8
 
     @pytest.mark.parametrize(
         ("remat", "words"),
