@@ -1,6 +1,6 @@
 """Plans of one GPU beside those of the per-device planner, in scarce memory.
 
-    python -m benchmarks.one_device [--limit 2s] [--only NAME ...] [--out FILE]
+    python -m benchmarks.one_device [--limit 5s] [--only NAME ...] [--out FILE]
 
 `pipeplan remat` decides, for one device alone, what it recomputes and what it offloads in the
 midst of its forward and backward. A plan of one GPU could do the same: what it takes longer is
@@ -8,8 +8,9 @@ what the planner does not know. Each task is estimated for a device, so that tim
 the same anywhere. Its way to the host, half duplex, takes the task's compute time for `MOVED` of
 the bytes that a forward keeps. Ten budgets go evenly from the least of the per-device planner to
 what keeps everything. `remat` knows nothing of a second version of the weights, of gradients of
-tied weights that wait meanwhile (M1), nor of the optimizer's workspace: a plan's memory is larger
-by the former two, and the latter is left out. The
+tied weights that wait meanwhile (M1), of copies of buffers where layers are computed again (V4),
+nor of the optimizer's workspace: a plan's memory is larger by the former three, and the latter is
+left out. The
 limit counts work, so that a busy machine plans the same; rows that the file has are not measured
 again.
 """
@@ -134,6 +135,8 @@ def period(case: Case, memory: int, limit_s: float) -> float | None:
     chain = _chain(case.name)
     host = Host(memory_bytes=UNLIMITED, bandwidth_bytes_per_s=_bandwidth(case.name), duplex="half")
     memory += sum(layer.weight_bytes + layer.waiting_gradient_bytes for layer in chain.layers)
+    if case.kind != "offload":
+        memory += sum(layer.buffer_bytes for layer in chain.layers)
     cluster = uniform(1, memory).model_copy(update={"host": host})
     config = Config(
         recompute="off" if case.kind == "offload" else "auto",
@@ -200,8 +203,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         "The command `python -m benchmarks.one_device` estimates each task for one device and asks"
         " both planners for ten budgets, evenly from the least of `pipeplan remat` to what keeps"
         " everything. `pipeplan remat` takes rotor (recompute), swap (offload) or the best of all"
-        " (both); `pipeplan plan` has one GPU, room for a second version of the weights and for"
-        " gradients of tied weights that wait, and"
+        " (both); `pipeplan plan` has one GPU, room for a second version of the weights, for"
+        " gradients of tied weights that wait and, where layers may be computed again, for a copy"
+        " of the model's buffers, and"
         f" {found[known[0].key]['plan']['limit_s']:g} s of counted work. `least`: MiB beside"
         " weights, gradients and optimizer states. `plans`: budgets at which there is a plan."
         " `longer`: period of the plan over the time of the per-device planner."
@@ -226,7 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=common.duration, default=2 * 10**9, metavar="TIME")
+    parser.add_argument("--limit", type=common.duration, default=5 * 10**9, metavar="TIME")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="tasks or kinds")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
     args = parser.parse_args()

@@ -249,6 +249,37 @@ def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics, seed: in
     check_run(entering(name, gpus, semantics, seed), name, exact=True)
 
 
+def leaving_checkpoints(plan: Plan) -> list[int]:
+    """The stages that begin with a run that is computed again, and whose input leaves."""
+    return [
+        stage.id
+        for stage in plan.stages
+        if stage.remat and stage.remat.offload_input and stage.first in dict(stage.remat.recompute)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "semantics"),
+    [("gpt2", 2, "2bw"), ("resnet", 1, "flush"), ("t5", 1, "2bw")],
+)
+def test_checkpoints_leave(name: str, gpus: int, semantics: Semantics) -> None:
+    """Inputs of runs that are computed again, the model's among them: bits, bytes, lower peaks."""
+    chain, rng = test_recompute_runs.profiled(name), Random(0)
+    largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
+    while True:
+        seed = rng.randrange(10**6)
+        plain = test_runtime_memory.planned(chain, gpus, semantics, 1, seed, microbatches=LONG)
+        stages = tuple(plans.recomputing(rng, stage) for stage in plain.stages)
+        plain = test_runtime_memory.planned(chain, gpus, semantics, 1, seed, stages, LONG)
+        plan = plans.settle(plans_offload.offloading(rng, plain, (largest * 10**9,)))
+        pairs = zip(plan.memory, plain.memory, strict=True)
+        lower = any(row.peak_bytes < before.peak_bytes for row, before in pairs)
+        first = plan.stages[0].remat
+        if lower and leaving_checkpoints(plan) and first and first.offload_input:
+            check_run(plan, name, exact=name != "t5")
+            return
+
+
 @pytest.mark.parametrize(("gpus", "semantics"), [(1, "flush"), (2, "2bw")])
 def test_what_the_stage_before_keeps_leaves_too(gpus: int, semantics: Semantics) -> None:
     """A ReLU's output is the next stage's input: one storage of two graphs leaves, and returns."""

@@ -31,6 +31,7 @@ from pipeplan.testing import plans, plans_offload
 from pipeplan.testing.in_process import run_ranks
 from tests import grids, pipelines
 from tests.unit.runtime import test_memory, test_split_backward
+from tests.unit.runtime.test_offload_runs import leaving_checkpoints, offloads
 
 RANKS = 2
 FAMILIES = ["GPT-2", "ResNet", "Llama", "T5"]
@@ -90,20 +91,24 @@ def predicted(plan: Plan) -> list[GpuTerms]:
 
 
 def planned(family: str, semantics: Semantics, kind: str, seed: int = 1) -> Plan:
-    """A valid plan on two ranks: plain, with runs computed again, offloaded, or a step plan."""
+    """A valid plan on two ranks.
+
+    Plain, with runs computed again, offloaded, with inputs of such runs offloaded, a step plan.
+    """
     chain, rng = chain_of(family), Random(seed)
     plan = test_memory.planned(chain, RANKS, semantics, 1, seed)
-    if kind == "again":
+    if kind in ("again", "checkpoints"):
         stages = tuple(plans.recomputing(rng, stage) for stage in plan.stages)
         plan = test_memory.planned(chain, RANKS, semantics, 1, seed, stages)
-    elif kind == "step":
+    if kind == "step":
         plan = test_split_backward.stepped(plan, seed)
-    elif kind == "away":
+    elif kind in ("away", "checkpoints"):
         largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
-        found = plan
-        while not any(op.kind is OpKind.OFFLOAD for op in found.ops):
+        for _ in range(30):
             found = plans_offload.offloading(rng, plan, (largest * 10**9 // 2,))
-        plan = plans.settle(found)
+            if leaving_checkpoints(found) if kind == "checkpoints" else offloads(found):
+                return plans.settle(found)
+        return planned(family, semantics, kind, seed + 1)
     return plan
 
 
@@ -115,6 +120,8 @@ CASES: list[tuple[Semantics, str]] = [
     ("2bw", "again"),
     ("flush", "away"),
     ("2bw", "away"),
+    ("flush", "checkpoints"),
+    ("2bw", "checkpoints"),
 ]
 
 
@@ -159,7 +166,7 @@ def test_measured_terms_are_the_predicted_ones(case: tuple[Semantics, str], fami
     for row, told, (step, memory) in zip(plan.memory, predicted(plan), measured, strict=True):
         assert step == (2 if semantics == "flush" else 4)
         claimed(plan, row, told)
-        compare = no_more if family == "T5" and kind in ("step", "away") else same
+        compare = no_more if family == "T5" and kind in ("step", "away", "checkpoints") else same
         compare(memory, told)
 
 
