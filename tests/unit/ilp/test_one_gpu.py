@@ -9,6 +9,7 @@ import pytest
 
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.recompute import one_gpu
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.one_gpu import in_one_stage
 from pipeplan.ilp.recompute.persistent import persistent_runs, runs_of
@@ -59,12 +60,12 @@ def test_one_table_has_the_schedules_of_all_budgets() -> None:
     assert list(persistent_runs(chain_of("gpt8"), 0)) == []
 
 
-def _planned(share: float, **asked: Any) -> tuple[Plan, Fraction]:
-    """A plan of ResNet-18 on one GPU, and Rotor's time in as much memory.
+def _planned(share: float, name: str = "resnet18", **asked: Any) -> tuple[Plan, Fraction]:
+    """A plan on one GPU, and Rotor's time in as much memory.
 
     It is a share of what keeping all takes beside the states.
     """
-    chain = chain_of("resnet18")
+    chain = chain_of(name)
     costs = from_chain(chain)
     extra = judge(costs, keep_all(costs)).peak_bytes - costs.static
     bandwidth = extra * 10**9 // (2 * costs.compute)
@@ -86,3 +87,11 @@ def test_a_plan_is_no_longer_than_the_per_device_planner(share: float, offload: 
     """Within as much memory; runs that hold runs count where plans without them fit, too."""
     plan, known = _planned(share, offload=offload)
     assert plan.period_per_microbatch <= known
+
+
+def test_local_search_finds_shorter_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recomputed beside what leaves: changed sets beat those of persistent schedules."""
+    plan, known = _planned(0.5, "gpt8", offload="auto")
+    monkeypatch.setattr(one_gpu._Looks, "search", lambda *_: None)
+    without, _ = _planned(0.5, "gpt8", offload="auto")
+    assert plan.period_per_microbatch < without.period_per_microbatch <= known
