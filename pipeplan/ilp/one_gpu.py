@@ -8,6 +8,8 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 
 NAME: Final = "one at a time"
+LOOK_S: Final = 5e-5
+"""What planning all that leaves counts for, for each pair of layers, where work is counted."""
 
 
 def applies(state: Incumbent) -> bool:
@@ -20,9 +22,13 @@ def applies(state: Incumbent) -> bool:
 def run(state: Incumbent, seconds: float) -> None:
     """What the per-device planner finds at once, then with local search while there is time."""
     state.set_phase(NAME)
-    end = state.elapsed + seconds
+    end, clock = state.elapsed + seconds, state.options.clock
     found = _planner(state)
     any(map(state.offer, found.schedules()))
+    if not state.done:
+        over = clock.limit(seconds / 2, LOOK_S * state.costs.layers**2)
+        found.choose_inputs(lambda: not over())
+        any(map(state.offer, found.schedules()))
     if not state.done:
         found.improve(lambda: state.elapsed < end)
         any(map(state.offer, found.schedules()))

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSche
 Segment = tuple[int, int]
 GRAINS = (1, 2, 4, 8)
 """Layers of a stage: the fewer, the sooner something leaves; tensors between stages stay."""
-QUICK = ((True, 1),)
-"""Whether inputs leave, and the grain, for a first look."""
 SLOTS = 100
 """Of the dynamic program that chooses what leaves."""
 F, B = DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD
@@ -60,7 +59,7 @@ class OneAtATime:
     """What leaves one GPU and when: found at once, and improved while there is time."""
 
     def __init__(self, costs: CostModel, share: DeviceShare, *, quick: bool = False) -> None:
-        """The best of all grains, with saved inputs that stay or leave, without local search.
+        """The best of all grains, with inputs that stay and that leave, without local search.
 
         Args:
             costs: with a host, under the exact memory model.
@@ -70,23 +69,33 @@ class OneAtATime:
         host = costs.cluster.host
         assert host is not None
         link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
-        every = (
-            _Stages(costs, share, cut(share.layers, grain), link, inputs)
-            for inputs, grain in (QUICK if quick else product((False, True), GRAINS))
-        )
-        tried = [(stages, stages.searched()) for stages in every]
-        self._stages, self._found = min(tried, key=lambda each: _length(each[1]))
+
+        def best(inputs: bool) -> _Choice:
+            every = (cut(share.layers, grain) for grain in (GRAINS[:1] if quick else GRAINS))
+            alike = (
+                _Stages(costs, share, each, link, (inputs,) * len(each)).chosen() for each in every
+            )
+            return min(alike, key=_Choice.length)
+
+        self._choices = [best(inputs) for inputs in ((True,) if quick else (False, True))]
+
+    def choose_inputs(self, go_on: GoOn) -> None:
+        """Of each stage by itself whether its saved input leaves with it, while `go_on` says.
+
+        Hill climbing, from none and from all, as long as a change of one stage makes it shorter.
+        """
+        self._choices = [each.climbed(go_on) for each in self._choices]
 
     def improve(self, go_on: GoOn) -> None:
         """Local search over what leaves and in which order, as long as `go_on` says."""
-        self._found = self._stages.searched(1, go_on) or self._found
+        self._choices = [each.improved(go_on) for each in self._choices]
 
     def schedules(self) -> Iterator[Schedule]:
         """Schedules of these stages alone, fewest stages first; none where nothing fits."""
-        stages, found = self._stages, self._found
+        stages, found = min(self._choices, key=_Choice.length)
         if found is None:
             return
-        joined = replace(stages, segments=_joined(stages.segments, found.schedule))
+        joined = stages.with_segments(_joined(stages.segments, found.schedule))
         ways = _renumbered(stages, joined, found)
         again = no_wait_in_order(joined.order, *ways, joined.share.room, joined.link)
         if again is not None and again.makespan_ns <= found.makespan_ns:
@@ -94,14 +103,36 @@ class OneAtATime:
         yield stages.timed(found.schedule)
 
 
+class _Choice(NamedTuple):
+    """Stages, and what the per-device planner decides for them; None where nothing fits."""
+
+    stages: _Stages
+    found: NoWaitSchedule | None
+
+    def length(self) -> float:
+        """Of a micro-batch, ns."""
+        return math.inf if self.found is None else self.found.makespan_ns
+
+    def climbed(self, go_on: GoOn) -> _Choice:
+        """As `OneAtATime.choose_inputs` says."""
+        best, at, last = self, 0, 0
+        count = len(self.stages.segments)
+        while best.found is not None and at < last + count and go_on():
+            changed = best.stages.changed(at % count)
+            if changed and (choice := changed.chosen()).length() < best.length():
+                best, last = choice, at
+            at += 1
+        return best
+
+    def improved(self, go_on: GoOn) -> _Choice:
+        """As `OneAtATime.improve` says."""
+        return min(self, self.stages.chosen(1, go_on), key=_Choice.length)
+
+
 def cut(layers: Segment, grain: int) -> list[Segment]:
     """First and last layers of parts of at most `grain` layers."""
     begin, last = layers
     return [(first, min(first + grain - 1, last)) for first in range(begin, last + 1, grain)]
-
-
-def _length(found: NoWaitSchedule | None) -> float:
-    return math.inf if found is None else found.makespan_ns
 
 
 @dataclass(frozen=True)
@@ -112,8 +143,25 @@ class _Stages:
     share: DeviceShare
     segments: Sequence[Segment]
     link: HostLink
-    inputs: bool
-    """Whether what leaves takes its saved input with it, where it may."""
+    inputs: tuple[bool, ...]
+    """Which of them send their saved input, too, where that may leave."""
+
+    def with_segments(self, segments: Sequence[Segment]) -> _Stages:
+        """Other stages, each of which begins as one of these does, and treats its input alike."""
+        of_first = dict(zip((first for first, _ in self.segments), self.inputs, strict=True))
+        inputs = tuple(of_first[first] for first, _ in segments)
+        return replace(self, segments=segments, inputs=inputs)
+
+    def changed(self, stage: int) -> _Stages | None:
+        """The input of one stage leaves, or no longer; None where it makes no difference."""
+        if not self._entry(stage):
+            return None
+        inputs = (*self.inputs[:stage], not self.inputs[stage], *self.inputs[stage + 1 :])
+        return replace(self, inputs=inputs)
+
+    def _entry(self, stage: int) -> int:
+        """Bytes of its saved input that may leave."""
+        return own_input_bytes(self.costs, self.segments[stage][0], covered=stage > 0)
 
     def time(self, op: DeviceOp) -> int:
         """Of a forward or backward, or of what lies between them, ns."""
@@ -130,14 +178,13 @@ class _Stages:
         """All bytes that a stage sends: those of runs of layers, and whether its input's."""
         options = byte_options(self.costs, *self.segments[stage])
         size, runs = options[-1] if options else (0, ())
-        first, entry = self.segments[stage][0], 0
-        if self.inputs:
-            entry = own_input_bytes(self.costs, first, covered=stage > 0)
+        entry = self._entry(stage) if self.inputs[stage] else 0
         return size + entry, runs, entry > 0
 
-    def searched(self, more: int = 0, go_on: GoOn = always) -> NoWaitSchedule | None:
-        """What the per-device planner decides; None where it finds nothing that fits."""
-        return local_search(self.order, self.share.room, self.link, SLOTS, more, go_on)
+    def chosen(self, more: int = 0, go_on: GoOn = always) -> _Choice:
+        """What the per-device planner decides."""
+        found = local_search(self.order, self.share.room, self.link, SLOTS, more, go_on)
+        return _Choice(self, found)
 
     @property
     def order(self) -> ComputeOrder:

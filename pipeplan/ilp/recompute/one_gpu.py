@@ -40,8 +40,6 @@ COUNT_S: Final = 1e-3
 """What counting the bytes of a set of runs counts for, where work is counted."""
 LAYER_S: Final = 2.5e-3
 """What deciding what leaves counts for, for each layer, where work is counted."""
-LOOK_S: Final = 5e-5
-"""A first look at that, for each pair of layers."""
 CHANGE_S: Final = 3e-4
 """What a changed set counts for that is not worth a look."""
 BEST: Final = 6
@@ -158,7 +156,9 @@ def _left(joint: JointIncumbent, contracted: ContractedChain, *, quick: bool) ->
     better = joint.period is None or _busy(costs) < joint.period
     if not better or _least(costs) > costs.budgets[0]:
         return inf
-    whole.options.clock.charge(LOOK_S * costs.layers**2 if quick else LAYER_S * costs.layers)
+    whole.options.clock.charge(
+        one_gpu.LOOK_S * costs.layers**2 if quick else LAYER_S * costs.layers
+    )
     inner = Incumbent(costs, whole.options, joint.on_report)
     if not one_gpu.offer(inner, quick=quick) or inner.best is None:
         return inf
