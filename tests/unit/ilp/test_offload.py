@@ -36,6 +36,7 @@ from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.plan import Semantics
+from pipeplan.remat.late_acceptance import always
 from pipeplan.testing.plans import random_plan
 from pipeplan.units import ceil_div
 from tests.unit.ilp.test_recompute import every_choice, some_chain
@@ -358,12 +359,12 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
     """The per-device planner counts no byte too few, and no time that a rule forbids.
 
     Where every op lasts, that is: ops without length have an order of their own (O5). Some chains
-    have such schedules below the budget of one stage, some of these wait for transfers, and in
-    some saved inputs leave.
+    have such schedules below the budget of one stage, some of these wait for transfers, and
+    in some saved inputs leave. Choosing of each stage whether its input does makes some shorter.
     """
-    found, waited, entered = 0, 0, 0
+    found, waited, entered, shorter = 0, 0, 0, 0
     host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9, duplex=duplex)
-    for seed in range(20):
+    for seed in range(12):
         ample = CostModel(
             lasting(some_chain(seed, 9)), uniform(1, 10**6, host=host), semantics, "exact"
         )
@@ -374,7 +375,12 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
             if budget < whole.states + whole.optimizer:
                 continue
             costs = replace(ample, cluster=uniform(1, budget, host=host))
-            for schedule in OneAtATime(costs, DeviceShare((0, 8), 0, budget)).schedules():
+            planner = OneAtATime(costs, DeviceShare((0, 8), 0, budget))
+            schedules = list(planner.schedules())
+            planner.choose_inputs(always)
+            chosen = list(planner.schedules())
+            assert len(chosen) >= bool(schedules)
+            for schedule in (*schedules, *chosen):
                 sweep = ExactMemoryEvents(costs, schedule)
                 assert fits(memory_rows(costs, schedule))
                 for each in schedule.offloads:
@@ -383,9 +389,14 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
                     entered += each.input
                 found += 1
                 waited += schedule.period > costs.load_ns(0, 8, 0)
-    assert found >= 20
+            if schedules:
+                periods = [min(each.period for each in some) for some in (schedules, chosen)]
+                assert periods[1] <= periods[0]
+                shorter += periods[1] < periods[0]
+    assert found >= 24
     assert waited
     assert entered
+    assert shorter
 
 
 def test_whose_saved_input_may_leave() -> None:
