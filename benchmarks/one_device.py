@@ -1,6 +1,6 @@
 """Plans of one GPU beside those of the per-device planner, in scarce memory.
 
-    python -m benchmarks.one_device [--limit 5s] [--only NAME ...] [--out FILE]
+    python -m benchmarks.one_device [--limit 20s] [--only NAME ...] [--out FILE]
 
 `pipeplan remat` decides, for one device alone, what it recomputes and what it offloads in the
 midst of its forward and backward. A plan of one GPU could do the same: what it takes longer is
@@ -230,7 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=common.duration, default=5 * 10**9, metavar="TIME")
+    parser.add_argument("--limit", type=common.duration, default=20 * 10**9, metavar="TIME")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="tasks or kinds")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
     args = parser.parse_args()
