@@ -29,10 +29,10 @@ from pipeplan.units import ceil_div
 class CostModel:
     """Durations and bytes of one chain on one cluster under one memory model.
 
-    `recomputed` are the chain's layers that stand for recomputed segments or run an option,
-    `programs` those that run one; `pins` are (layer, GPU) for layers whose GPU is given. With
-    `states_away` every segment is counted with its states on the host, (U2), otherwise those of
-    stages that say so.
+    `recomputed` are the chain's layers that stand for recomputed segments, and those that run an
+    option; `programs` are the latter alone. `pins` are (layer, GPU) for layers whose GPU is given.
+    With `states_away` every segment is counted with its states on the host, (U2), otherwise those
+    of stages that say so.
     """
 
     chain: Chain

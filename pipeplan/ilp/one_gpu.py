@@ -8,7 +8,7 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 
 NAME: Final = "one at a time"
-LOOK_S: Final = 5e-5
+LOOK_S: Final = 3e-5
 """What planning all that leaves counts for, for each pair of layers, where work is counted."""
 
 

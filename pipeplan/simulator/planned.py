@@ -156,9 +156,9 @@ def _input_may_leave(plan: Plan, index: int, remat: Remat) -> bool:
     stage = plan.stages[index]
     if stage.first in dict(remat.programs):
         return False
-    before = plan.stages[index - 1]
-    if not index or before.gpu != stage.gpu:
+    if not index or plan.stages[index - 1].gpu != stage.gpu:
         return True
+    before = plan.stages[index - 1]
     programs = before.remat.programs if before.remat else ()
     # What a program keeps is its own.
     return before.last not in dict(programs) or not costs.held_before(plan, index)

@@ -90,11 +90,11 @@ def _programs(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
 
 
 def _input(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
-    """(H1): autograd keeps the stage's input, in this stage and in the one before on its GPU."""
+    """(H1): no program keeps the stage's input, in this stage and in the one before on its GPU."""
     assert stage.remat is not None
     if stage.first in dict(stage.remat.programs):
-        need = f"need no program of layer {stage.first}"
-        yield Violation(Rule.STAGES, where, f"got true, {need}")
+        got = f"got true, need no program of layer {stage.first}"
+        yield Violation(Rule.STAGES, where, got)
         return
     before = stage_before(plan, stage)
     if before is None or not before.remat or before.last not in dict(before.remat.programs):

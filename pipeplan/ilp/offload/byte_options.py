@@ -74,6 +74,8 @@ def entry_bytes(chain: Chain, first: int, *, covered: bool) -> int:
 def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
     """What is saved of the input of a stage that begins with layer `first`, and may leave: (H1).
 
+    What a program keeps stays.
+
     Args:
         costs: chain, and what of it is recomputed.
         first: layer.

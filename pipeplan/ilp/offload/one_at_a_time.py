@@ -88,7 +88,8 @@ class OneAtATime:
 
     def improve(self, go_on: GoOn) -> None:
         """Local search over what leaves and in which order, as long as `go_on` says."""
-        self._choices = [each.improved(go_on) for each in self._choices]
+        shortest_first = sorted(self._choices, key=_Choice.length)
+        self._choices = [each.improved(go_on) for each in shortest_first]
 
     def schedules(self) -> Iterator[Schedule]:
         """Schedules of these stages alone, fewest stages first; none where nothing fits."""
@@ -117,15 +118,19 @@ class _Choice(NamedTuple):
         """As `OneAtATime.choose_inputs` says."""
         best, at, last = self, 0, 0
         count = len(self.stages.segments)
-        while best.found is not None and at < last + count and go_on():
-            changed = best.stages.changed(at % count)
-            if changed and (choice := changed.chosen()).length() < best.length():
-                best, last = choice, at
+        while best.found is not None and at < last + count:
+            if changed := best.stages.changed(at % count):
+                if not go_on():
+                    break
+                if (choice := changed.chosen()).length() < best.length():
+                    best, last = choice, at
             at += 1
         return best
 
     def improved(self, go_on: GoOn) -> _Choice:
         """As `OneAtATime.improve` says."""
+        if not go_on():
+            return self
         return min(self, self.stages.chosen(1, go_on), key=_Choice.length)
 
 

@@ -44,6 +44,8 @@ CHANGE_S: Final = 3e-4
 """What a changed set counts for that is not worth a look."""
 BEST: Final = 6
 """Sets that are changed, and at the end have more than a look."""
+LEAST: Final = 12
+"""Sets that have a look even where time is short."""
 IN_VAIN: Final = 500
 """Changes in a row without one that is worth a look, after which the search ends."""
 MOST: Final = 64
@@ -98,7 +100,7 @@ def _leave(joint: JointIncumbent, offered: StageOptions) -> None:
     looks = _Looks(joint)
     over = whole.options.clock.limit(portfolio.ONE_GPU * whole.remaining, CHANGE_S)
     for each in _sets(whole.costs, offered):
-        if over() and looks.best:
+        if over() and looks.best and len(looks.seen) >= LEAST:
             break
         looks.at(each)
     looks.search(portfolio.ONE_GPU * whole.remaining)
@@ -125,7 +127,7 @@ class _Looks:
     def search(self, seconds: float) -> None:
         """Local search: random changes of the best sets, the best of them most often.
 
-        A change has a look if it may be shorter than the best set for all that is known without.
+        A change has a look if `_promise` is less than what the best set takes.
         """
         whole = self.joint.state
         random, chain = whole.random(NAME), ContractionCache(whole.costs)
@@ -143,7 +145,7 @@ class _Looks:
 
 
 def _promise(costs: CostModel) -> int:
-    """No plan of these runs that moves what one stage lacks is shorter."""
+    """An estimate: the work, or the transfers of what one stage would lack, if they take longer."""
     return max(_busy(costs), _away(costs))
 
 

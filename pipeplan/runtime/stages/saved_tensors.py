@@ -23,12 +23,12 @@ from pipeplan.plan import LayerRanges
 class SavedTensor:
     """One tensor that autograd, or a checkpointed segment, saved; what is in it may be away."""
 
-    __slots__ = ("__weakref__", "_layer", "_place", "_tensor", "_version", "end", "entry")
+    __slots__ = ("__weakref__", "_place", "_tensor", "_version", "end", "entry", "layer")
 
     def __init__(self, tensor: Tensor, layer: int, end: bool) -> None:
         """Takes a tensor of layer `layer` of the chain."""
         self._tensor = tensor
-        self._layer = layer
+        self.layer = layer
         self._version = tensor._version  # noqa: SLF001
         self._place: tuple[int | torch.SymInt, torch.Size, tuple[int, ...]] | None = None
         """Where in its storage it lies, while it is away."""
@@ -52,6 +52,11 @@ class SavedTensor:
             and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         )
 
+    @property
+    def written(self) -> bool:
+        """Whether it was written to since it was saved."""
+        return self._tensor._version != self._version  # noqa: SLF001
+
     def tensor(self) -> Tensor:
         """What autograd saved.
 
@@ -59,12 +64,11 @@ class SavedTensor:
             RuntimeError: if it was written to since; behind hooks autograd itself does not look.
         """
         assert self._place is None, "read while it is away"
-        if self._tensor._version != self._version:  # noqa: SLF001
+        if self.written:
             tensor = f"{self._tensor.dtype} of shape {list(self._tensor.shape)}"
             raise RuntimeError(
-                f"task: layer {self._layer}: {tensor}, needed for the backward, was modified in"
-                " place. Make the operation out of place, or plan without --recompute and"
-                " --offload."
+                f"task: layer {self.layer}: {tensor}, needed for the backward, was modified in"
+                " place. Make the operation out of place, or plan without --offload."
             )
         return self._tensor
 
@@ -133,7 +137,8 @@ class SavedTensors:
     """What autograd saved of one micro-batch in the offloaded runs of one segment.
 
     And of the segment's own input, in its first layer, where that is offloaded, too; and of its
-    output, where that leaves as the input of the next stage.
+    output, where that leaves as the input of the next stage. Of a checkpointed segment it is the
+    input alone.
     """
 
     def __init__(
@@ -187,9 +192,10 @@ class SavedTensors:
     def holding(self, inputs: Iterable[Tensor]) -> list[SavedTensor]:
         """The segment's `inputs` as all that it keeps; they live as long as what is returned."""
         held = [SavedTensor(each.detach(), self._first_layer, end=False) for each in inputs]
-        for saved in held if self._own_input else ():
-            saved.entry = True
-            self._saved.append(weakref.ref(saved))
+        if self._own_input:
+            for saved in held:
+                saved.entry = True
+                self._saved.append(weakref.ref(saved))
         return held
 
     def made(self, index: int, outputs: Iterable[Tensor]) -> None:

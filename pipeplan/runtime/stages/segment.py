@@ -259,7 +259,19 @@ class _Checkpoint:
     buffers: Values
 
     def taken(self) -> list[Tensor]:
-        """The boundary, of which nothing is kept here any more."""
+        """The boundary, of which nothing is kept here any more.
+
+        Raises:
+            InputError: if it was written to since the first forward.
+        """
+        for each in self.inputs:
+            if each.written:
+                raise InputError(
+                    f"task: layer {each.layer}: its input, from which it is computed again for the"
+                    " backward, was changed in place by a later layer, or by the data of a later"
+                    " micro-batch: need it as it was. Make the operation out of place, or plan"
+                    " without --recompute."
+                )
         found = [each.tensor() for each in self.inputs]
         self.inputs.clear()
         return found
@@ -308,11 +320,12 @@ class CheckpointedSegment(StoredSegment):
         """As `StoredSegment.backward`, after a forward with the same random draws and buffers.
 
         Raises:
-            InputError: if that gives other outputs than the first one.
+            InputError: if that gives other outputs than the first one, or the input it starts
+                from was written to.
         """
         checkpoint = self._checkpoints.pop(microbatch)
-        now = self._buffers.turn_back(checkpoint.buffers)
         value = checkpoint.taken()
+        now = self._buffers.turn_back(checkpoint.buffers)
         for segment in self._again:
             value = segment.forward(microbatch, value, checkpoint.target)
         self._second.check(microbatch, value)

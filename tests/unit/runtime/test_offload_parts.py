@@ -229,7 +229,7 @@ class InPlace(nn.Module):
 
 MODIFIED = (
     "needed for the backward, was modified in place. Make the operation out of place, or plan"
-    " without --recompute and --offload."
+    " without --offload."
 )
 
 

@@ -200,8 +200,8 @@ class TestRuns:
             plan = handmade.changed(plan, label, duration_ns=2)
         assert verify(handmade.filled(plan)) == ()
 
-    def test_a_saved_input_is_of_its_stage_alone(self) -> None:
-        """Not of a program."""
+    def test_an_input_of_a_program_stays(self) -> None:
+        """What a program keeps is its own."""
         under = made.made_by(Remat(recompute=((0, 0),)))
         layers = list(under.chain.layers)
         layers[1] = layers[1].model_copy(update={"options": layers[0].options})
