@@ -145,7 +145,7 @@ class _Looks:
 
 
 def _promise(costs: CostModel) -> int:
-    """An estimate: the work, or the transfers of what one stage would lack, if they take longer."""
+    """An estimate: its work, or the transfers of what one stage would lack if they take longer."""
     return max(_busy(costs), _away(costs))
 
 
