@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from math import ceil
 
@@ -77,13 +77,7 @@ class Share(Record):
     @property
     def away(self) -> str:
         """The layers that are offloaded and what they keep; empty if there are none."""
-        entry = f"input of {self.layers[0]}" if self.offload_input else ""
-        what = ", ".join(filter(None, (spans(self.offload), entry)))
-        if not what:
-            return ""
-        some, every = self.offloaded
-        which = "per micro-batch" if some == every else f"of {some} in {every} micro-batches"
-        return f"{what}: {format_bytes(self.offload_bytes)} {which}"
+        return away_of([self], spans) if self.offload or self.offload_input else ""
 
 
 def remat_shares(plan: Plan) -> tuple[Share, ...]:
@@ -133,6 +127,23 @@ def _programs_ns(plan: Plan, stage: Stage) -> int:
     return longer
 
 
+def away_of(shares: Sequence[Share], layers: Callable[[Sequence[tuple[int, int]]], str]) -> str:
+    """What stages offload, of the same micro-batches, and how many bytes.
+
+    Args:
+        shares: of the stages.
+        layers: says which these are.
+    """
+    runs = [run for share in shares for run in share.offload]
+    firsts = [share.layers[0] for share in shares if share.offload_input]
+    inside = layers(runs) if runs else ""
+    entering = f"input{'s' * (len(firsts) > 1)} of {layers(_joined(firsts))}" if firsts else ""
+    some, every = shares[0].offloaded
+    which = "per micro-batch" if some == every else f"of {some} in {every} micro-batches"
+    size = format_bytes(sum(share.offload_bytes for share in shares))
+    return f"{', '.join(filter(None, (inside, entering)))}: {size} {which}"
+
+
 def _joined(layers: Sequence[int]) -> list[tuple[int, int]]:
     """Neighbouring layers as runs."""
     runs: list[tuple[int, int]] = []
@@ -156,18 +167,27 @@ def named(runs: Sequence[tuple[int, int]]) -> str:
 
 
 def lines(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(what, text) for the figures of `plan`: stage by stage, then the host's memory."""
+    """(what, text) for the figures of `plan`: stage by stage, then the host's memory.
+
+    What a GPU's stages offload of the same micro-batches is one line.
+    """
     every = remat_shares(plan)
-    names = {
-        "again": "recomputed",
-        "under": "device programs",
-        "away": "offloaded",
-        "updated": "states on host",
-    }
-    for what, name in names.items():
+    labels = plan.cluster.labels
+
+    def stage_by_stage(name: str, what: str) -> Iterator[tuple[str, str]]:
         for share in every:
             if text := getattr(share, what):
-                yield name, f"{plan.cluster.labels[share.gpu]}, layers {text}"
+                yield name, f"{labels[share.gpu]}, layers {text}"
+
+    yield from stage_by_stage("recomputed", "again")
+    yield from stage_by_stage("device programs", "under")
+    sending: dict[tuple[int, tuple[int, int]], list[Share]] = {}
+    for share in every:
+        if share.away:
+            sending.setdefault((share.gpu, share.offloaded), []).append(share)
+    for (gpu, _), shares in sending.items():
+        yield "offloaded", f"{labels[gpu]}, {away_of(shares, named)}"
+    yield from stage_by_stage("states on host", "updated")
     held = sum(row.host_bytes for row in plan.memory)
     if held and plan.cluster.host:
         yield (

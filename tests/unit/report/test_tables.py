@@ -116,6 +116,20 @@ def test_headline_says_what_is_offloaded() -> None:
         assert [" ".join(line.split()) for line in shown if line[:4] in ("offl", "host")] == lines
 
 
+def test_headline_names_the_layer_whose_input_is_offloaded() -> None:
+    """Beside runs of layers, and alone."""
+    plan = handmade_offload.entering()
+    alone = plan.stages[1].model_copy(update={"remat": Remat(offload_input=True)})
+    for each, line in (
+        (plan, "offloaded gpu0, layers 1-2, input of layer 1: 20 B per micro-batch"),
+        (
+            plan.model_copy(update={"stages": (plan.stages[0], alone)}),
+            "offloaded gpu0, input of layer 1: 7 B per micro-batch",
+        ),
+    ):
+        assert line in " ".join(text(tables.headline(each)).split())
+
+
 def test_memory_table_has_the_hosts_bytes_where_there_are_any() -> None:
     """One more column, only for a plan that offloads."""
     shown = text(tables.memory_table(handmade_offload.two_gpus()))
