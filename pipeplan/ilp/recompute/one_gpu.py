@@ -44,7 +44,7 @@ CHANGE_S: Final = 3e-4
 """What a changed set counts for that is not worth a look."""
 BEST: Final = 6
 """Sets that are changed, and at the end have more than a look."""
-LEAST: Final = 12
+FEWEST_LOOKS: Final = 12
 """Sets that have a look even where time is short."""
 IN_VAIN: Final = 500
 """Changes in a row without one that is worth a look, after which the search ends."""
@@ -100,7 +100,7 @@ def _leave(joint: JointIncumbent, offered: StageOptions) -> None:
     looks = _Looks(joint)
     over = whole.options.clock.limit(portfolio.ONE_GPU * whole.remaining, CHANGE_S)
     for each in _sets(whole.costs, offered):
-        if over() and looks.best and len(looks.seen) >= LEAST:
+        if over() and looks.best and len(looks.seen) >= FEWEST_LOOKS:
             break
         looks.at(each)
     looks.search(portfolio.ONE_GPU * whole.remaining)
