@@ -1,6 +1,6 @@
 """What options of layers are worth to a pipeline: periods in scarce memory, with and without.
 
-    python -m benchmarks.layer_options [--limit 15s] [--out FILE]
+    python -m benchmarks.layer_options [--limit 60s] [--out FILE]
 
 Transformers, estimated for an A100, on equal GPUs joined by half-duplex links of 12 GB/s. Memory
 is a share of the peak that the best contiguous 1F1B plan has without a limit. Every row plans
@@ -190,4 +190,4 @@ def page(found: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(measure_missing(__doc__, RESULT, cases(), planned, (COLUMNS, cells)))
+    sys.exit(measure_missing(__doc__, RESULT, cases(), planned, (COLUMNS, cells), limit_s=60))

@@ -54,6 +54,7 @@ def measure_missing(
     cases: Iterable[Instance],
     planned: Callable[[Instance, float, str], Part],
     table: tuple[Sequence[str], Callable[[Instance, Part], Sequence[str]]],
+    limit_s: int = 15,
 ) -> int:
     """The command of a benchmark: measures the parts that its file lacks, prints one table.
 
@@ -63,12 +64,17 @@ def measure_missing(
         cases: one row each.
         planned: a part of a case within so many seconds.
         table: titles of columns, and the cells of a row.
+        limit_s: the limit of each part, unless `--limit` says another.
     """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--limit", type=common.duration, default=15 * 10**9, metavar="TIME", help="of work (15s)"
+        "--limit",
+        type=common.duration,
+        default=limit_s * 10**9,
+        metavar="TIME",
+        help=f"of work ({limit_s}s)",
     )
     parser.add_argument("--out", type=Path, default=result, metavar="FILE", help="%(default)s")
     args = parser.parse_args()
