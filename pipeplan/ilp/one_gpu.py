@@ -22,15 +22,22 @@ def applies(state: Incumbent) -> bool:
 def run(state: Incumbent, seconds: float) -> None:
     """What the per-device planner finds at once, then with local search while there is time."""
     state.set_phase(NAME)
-    end, clock = state.elapsed + seconds, state.options.clock
+    end = state.elapsed + seconds
     found = _planner(state)
-    any(map(state.offer, found.schedules()))
-    if not state.done:
-        over = clock.limit(seconds / 2, LOOK_S * state.costs.layers**2)
-        found.choose_inputs(lambda: not over())
-        any(map(state.offer, found.schedules()))
-    if not state.done:
+
+    def search() -> None:
         found.improve(lambda: state.elapsed < end)
+
+    def choose() -> None:
+        left = max(0.0, end - state.elapsed)
+        over = state.options.clock.limit(left, LOOK_S * state.costs.layers**2)
+        found.choose_inputs(lambda: not over())
+
+    any(map(state.offer, found.schedules()))
+    for step in (search, choose, search):
+        if state.done:
+            return
+        step()
         any(map(state.offer, found.schedules()))
 
 

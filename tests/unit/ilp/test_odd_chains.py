@@ -143,6 +143,6 @@ def test_the_user_keeps_what_the_enumeration_of_sets_has_found() -> None:
                 raise KeyboardInterrupt
 
     without = frozenset({"recompute balancing"})
-    found = solve(problem, Limits(time_limit_s=2.0, workers=1, without=without), (), hears)
+    found = solve(problem, Limits(time_limit_s=20.0, workers=1, without=without), (), hears)
     assert len(told) > 1
     assert found.per_microbatch == told[-1]
