@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from random import Random
-from typing import Literal
 
 import numpy as np
 import pytest
 
-from pipeplan.chain import Chain
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
@@ -19,7 +17,6 @@ from pipeplan.ilp.contiguous.recurrence import extend_one_span
 from pipeplan.ilp.contiguous.stage_choice import INFINITE, span_with_offload, transfer_ns
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
-from pipeplan.ilp.memory_events import ExactMemoryEvents
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import (
     byte_options,
@@ -27,7 +24,6 @@ from pipeplan.ilp.offload.byte_options import (
     own_input_bytes,
 )
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
-from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract, contracted_plan
@@ -35,8 +31,6 @@ from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
-from pipeplan.plan import Semantics
-from pipeplan.remat.late_acceptance import always
 from pipeplan.testing.plans import random_plan
 from pipeplan.units import ceil_div
 from tests.unit.ilp.test_recompute import every_choice, some_chain
@@ -51,17 +45,6 @@ def costs_of(seed: int, layers: int, gpus: int, memory: int, host: Host = SLOW) 
     """Equal GPUs, slow links, no limit but the memory."""
     cluster = uniform(gpus, memory, bandwidth_bytes_per_s=10**9, host=host)
     return CostModel(some_chain(seed, layers), cluster, "2bw", "exact")
-
-
-def lasting(chain: Chain) -> Chain:
-    """Every op takes a ns more."""
-    layers = tuple(
-        layer.model_copy(
-            update={"forward_ns": layer.forward_ns + 1, "backward_ns": layer.backward_ns + 1}
-        )
-        for layer in chain.layers
-    )
-    return chain.model_copy(update={"layers": layers})
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -351,52 +334,6 @@ def test_ns_of_many_bytes() -> None:
     assert found[:3] == exact[:3]
     assert found != exact
     assert all(0 <= one - two <= 2 + two // 10**12 for one, two in zip(found, exact, strict=True))
-
-
-@pytest.mark.parametrize("duplex", ["half", "full"])
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half", "full"]) -> None:
-    """The per-device planner counts no byte too few, and no time that a rule forbids.
-
-    Where every op lasts, that is: ops without length have an order of their own (O5). Some chains
-    have such schedules below the budget of one stage, some of these wait for transfers, and
-    in some saved inputs leave. Choosing of each stage whether its input does makes some shorter.
-    """
-    found, waited, entered, shorter = 0, 0, 0, 0
-    host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9, duplex=duplex)
-    for seed in range(12):
-        ample = CostModel(
-            lasting(some_chain(seed, 9)), uniform(1, 10**6, host=host), semantics, "exact"
-        )
-        whole = ample.segment(0, 8)
-        peak = whole.states + max(whole.running, whole.saved + whole.backward, whole.optimizer)
-        for eighths in (5, 6, 7):
-            budget = peak * eighths // 8
-            if budget < whole.states + whole.optimizer:
-                continue
-            costs = replace(ample, cluster=uniform(1, budget, host=host))
-            planner = OneAtATime(costs, DeviceShare((0, 8), 0, budget))
-            schedules = list(planner.schedules())
-            planner.choose_inputs(always)
-            chosen = list(planner.schedules())
-            assert len(chosen) >= bool(schedules)
-            for schedule in (*schedules, *chosen):
-                sweep = ExactMemoryEvents(costs, schedule)
-                assert fits(memory_rows(costs, schedule))
-                for each in schedule.offloads:
-                    leaves, returns = each.times[0]
-                    assert leaves + each.ns <= sweep.deferred(each.stage, returns)
-                    entered += each.input
-                found += 1
-                waited += schedule.period > costs.load_ns(0, 8, 0)
-            if schedules:
-                periods = [min(each.period for each in some) for some in (schedules, chosen)]
-                assert periods[1] <= periods[0]
-                shorter += periods[1] < periods[0]
-    assert found >= 24
-    assert waited
-    assert entered
-    assert shorter
 
 
 def test_whose_saved_input_may_leave() -> None:

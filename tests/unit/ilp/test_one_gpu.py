@@ -1,24 +1,30 @@
-"""One GPU that recomputes: the per-device planner's schedules as runs of layers."""
+"""One GPU: the per-device planner's schedules as runs of layers, and what of them leaves."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from pipeplan.chain import Chain
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.memory_events import ExactMemoryEvents
+from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 from pipeplan.ilp.recompute import one_gpu
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.one_gpu import in_one_stage
 from pipeplan.ilp.recompute.persistent import persistent_runs, runs_of
 from pipeplan.ilp.runs import Run
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.remat import from_chain, judge, rematerialize_chain
 from pipeplan.remat.checkpointing.periodic import keep_all, periodic
 from pipeplan.remat.checkpointing.rotor import persistent_schedules, rotor
+from pipeplan.remat.late_acceptance import always
 from pipeplan.testing.instances import chain_of
 from tests.unit.ilp.test_recompute import some_chain
 
@@ -95,3 +101,60 @@ def test_local_search_finds_shorter_plans(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(one_gpu._Looks, "search", lambda *_: None)
     without, _ = _planned(0.5, "gpt8", offload="auto")
     assert plan.period_per_microbatch < without.period_per_microbatch <= known
+
+
+def lasting(chain: Chain) -> Chain:
+    """Every op takes a ns more."""
+    layers = tuple(
+        layer.model_copy(
+            update={"forward_ns": layer.forward_ns + 1, "backward_ns": layer.backward_ns + 1}
+        )
+        for layer in chain.layers
+    )
+    return chain.model_copy(update={"layers": layers})
+
+
+@pytest.mark.parametrize("duplex", ["half", "full"])
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half", "full"]) -> None:
+    """The per-device planner counts no byte too few, and no time that a rule forbids.
+
+    Where every op lasts, that is: ops without length have an order of their own (O5). Some chains
+    have such schedules below the budget of one stage, some of these wait for transfers, and
+    in some saved inputs leave. Choosing of each stage whether its input does makes some shorter.
+    """
+    found, waited, entered, shorter = 0, 0, 0, 0
+    host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9, duplex=duplex)
+    for seed in range(12):
+        ample = CostModel(
+            lasting(some_chain(seed, 9)), uniform(1, 10**6, host=host), semantics, "exact"
+        )
+        whole = ample.segment(0, 8)
+        peak = whole.states + max(whole.running, whole.saved + whole.backward, whole.optimizer)
+        for eighths in (5, 6, 7):
+            budget = peak * eighths // 8
+            if budget < whole.states + whole.optimizer:
+                continue
+            costs = replace(ample, cluster=uniform(1, budget, host=host))
+            planner = OneAtATime(costs, DeviceShare((0, 8), 0, budget))
+            schedules = list(planner.schedules())
+            planner.choose_inputs(always)
+            chosen = list(planner.schedules())
+            assert len(chosen) >= bool(schedules)
+            for schedule in (*schedules, *chosen):
+                sweep = ExactMemoryEvents(costs, schedule)
+                assert fits(memory_rows(costs, schedule))
+                for each in schedule.offloads:
+                    leaves, returns = each.times[0]
+                    assert leaves + each.ns <= sweep.deferred(each.stage, returns)
+                    entered += each.input
+                found += 1
+                waited += schedule.period > costs.load_ns(0, 8, 0)
+            if schedules:
+                periods = [min(each.period for each in some) for some in (schedules, chosen)]
+                assert periods[1] <= periods[0]
+                shorter += periods[1] < periods[0]
+    assert found >= 24
+    assert waited
+    assert entered
+    assert shorter
