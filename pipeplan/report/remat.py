@@ -77,7 +77,7 @@ class Share(Record):
     @property
     def away(self) -> str:
         """The layers that are offloaded and what they keep; empty if there are none."""
-        return away_of([self], spans) if self.offload or self.offload_input else ""
+        return _away([self], spans) if self.offload or self.offload_input else ""
 
 
 def remat_shares(plan: Plan) -> tuple[Share, ...]:
@@ -127,7 +127,7 @@ def _programs_ns(plan: Plan, stage: Stage) -> int:
     return longer
 
 
-def away_of(shares: Sequence[Share], layers: Callable[[Sequence[tuple[int, int]]], str]) -> str:
+def _away(shares: Sequence[Share], layers: Callable[[Sequence[tuple[int, int]]], str]) -> str:
     """What stages offload, of the same micro-batches, and how many bytes.
 
     Args:
@@ -186,7 +186,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
         if share.away:
             sending.setdefault((share.gpu, share.offloaded), []).append(share)
     for (gpu, _), shares in sending.items():
-        yield "offloaded", f"{labels[gpu]}, {away_of(shares, named)}"
+        yield "offloaded", f"{labels[gpu]}, {_away(shares, named)}"
     yield from stage_by_stage("states on host", "updated")
     held = sum(row.host_bytes for row in plan.memory)
     if held and plan.cluster.host:

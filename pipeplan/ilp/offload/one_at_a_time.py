@@ -89,11 +89,12 @@ class OneAtATime:
     def improve(self, go_on: GoOn) -> None:
         """Local search over what leaves and in which order, as long as `go_on` says."""
         shortest_first = sorted(self._choices, key=_Choice.length)
-        self._choices = [each.improved(go_on) for each in shortest_first]
+        self._choices = [each.searched(go_on) for each in shortest_first]
 
     def schedules(self) -> Iterator[Schedule]:
         """Schedules of these stages alone, fewest stages first; none where nothing fits."""
-        stages, found = min(self._choices, key=_Choice.length)
+        best = min(self._choices, key=_Choice.length)
+        stages, found = best.stages, best.found
         if found is None:
             return
         joined = stages.with_segments(_joined(stages.segments, found.schedule))
@@ -109,6 +110,8 @@ class _Choice(NamedTuple):
 
     stages: _Stages
     found: NoWaitSchedule | None
+    improved: bool = False
+    """Whether local search is over: it would find the same again."""
 
     def length(self) -> float:
         """Of a micro-batch, ns."""
@@ -127,11 +130,12 @@ class _Choice(NamedTuple):
             at += 1
         return best
 
-    def improved(self, go_on: GoOn) -> _Choice:
+    def searched(self, go_on: GoOn) -> _Choice:
         """As `OneAtATime.improve` says."""
-        if not go_on():
+        if self.improved or not go_on():
             return self
-        return min(self, self.stages.chosen(1, go_on), key=_Choice.length)
+        best = min(self, self.stages.chosen(1, go_on), key=_Choice.length)
+        return best._replace(improved=True)
 
 
 def cut(layers: Segment, grain: int) -> list[Segment]:

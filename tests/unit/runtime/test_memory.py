@@ -77,6 +77,21 @@ def planned(
     )
 
 
+def planned_again(
+    rng: Random,
+    chain: Chain,
+    gpus: int,
+    semantics: Semantics,
+    k: int,
+    seed: int,
+    microbatches: int = 7,
+) -> Plan:
+    """As `planned`; runs of its stages, drawn from `rng`, are computed again."""
+    plain = planned(chain, gpus, semantics, k, seed, microbatches=microbatches)
+    stages = tuple(plans.recomputing(rng, stage) for stage in plain.stages)
+    return planned(chain, gpus, semantics, k, seed, stages, microbatches)
+
+
 def measured_of(plan: Plan, make: Callable[..., Task], *words: Any) -> list[int]:
     """As `measured`, of a task that several tests make."""
     model, task = captured(make, *words)
@@ -168,9 +183,7 @@ def check_computed_again(name: str, shape: tuple[int, int, int], semantics: Sema
     """To the byte; less where the run before the peak is not measured but bounded (V3)."""
     gpus, k, seed = shape
     rng = Random(seed)
-    plain = planned(profiled(name), gpus, semantics, k, seed)
-    stages = tuple(plans.recomputing(rng, stage) for stage in plain.stages)
-    plan = planned(profiled(name), gpus, semantics, k, seed, stages)
+    plan = planned_again(rng, profiled(name), gpus, semantics, k, seed)
     assert any(stage.remat for stage in plan.stages)
     peaks = measured_of(plan, TASKS[name])
     planned_peaks = [row.peak_bytes for row in plan.memory]

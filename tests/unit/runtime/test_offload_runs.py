@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -177,10 +178,10 @@ def hosted(
     """
     gpus, k, seed = shape
     chain, rng = test_runtime_memory.profiled(name), Random(seed)
-    plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed, microbatches=LONG)
-    if again:
-        stages = tuple(plans.recomputing(rng, stage) for stage in plain.stages)
-        plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed, stages, LONG)
+    made = (
+        partial(test_runtime_memory.planned_again, rng) if again else test_runtime_memory.planned
+    )
+    plain = made(chain, gpus, semantics, k, seed, microbatches=LONG)
     largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
     bandwidth = largest * 10**9 // 2
     plan, lower = plain, False
@@ -268,9 +269,9 @@ def test_checkpoints_leave(name: str, gpus: int, semantics: Semantics) -> None:
     largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
     while True:
         seed = rng.randrange(10**6)
-        plain = test_runtime_memory.planned(chain, gpus, semantics, 1, seed, microbatches=LONG)
-        stages = tuple(plans.recomputing(rng, stage) for stage in plain.stages)
-        plain = test_runtime_memory.planned(chain, gpus, semantics, 1, seed, stages, LONG)
+        plain = test_runtime_memory.planned_again(
+            rng, chain, gpus, semantics, 1, seed, microbatches=LONG
+        )
         plan = plans.settle(plans_offload.offloading(rng, plain, (largest * 10**9,)))
         pairs = zip(plan.memory, plain.memory, strict=True)
         lower = any(row.peak_bytes < before.peak_bytes for row, before in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import get_args
 
@@ -96,10 +97,9 @@ def planned(family: str, semantics: Semantics, kind: str, seed: int = 1) -> Plan
     Plain, with runs computed again, offloaded, with inputs of such runs offloaded, a step plan.
     """
     chain, rng = chain_of(family), Random(seed)
-    plan = test_memory.planned(chain, RANKS, semantics, 1, seed)
-    if kind in ("again", "checkpoints"):
-        stages = tuple(plans.recomputing(rng, stage) for stage in plan.stages)
-        plan = test_memory.planned(chain, RANKS, semantics, 1, seed, stages)
+    again = kind in ("again", "checkpoints")
+    made = partial(test_memory.planned_again, rng) if again else test_memory.planned
+    plan = made(chain, RANKS, semantics, 1, seed)
     if kind == "step":
         plan = test_split_backward.stepped(plan, seed)
     elif kind in ("away", "checkpoints"):
