@@ -12,7 +12,7 @@ from pipeplan.cluster import Host
 from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
 from tests import handmade, handmade_greedy
 from tests.handmade_greedy import Calendar
-from tests.handmade_unrolled import PREFETCH, F, Unrolled, away_bytes, resource
+from tests.handmade_unrolled import PREFETCH, F, Unrolled, away_bytes, resource, whole_input
 
 
 def random_plan(seed: int) -> Plan:
@@ -39,7 +39,8 @@ def _offload(random: Random, plan: Plan, stage: Stage, calendar: Calendar) -> Pl
     """`plan` whose `stage` offloads some copies, or as it was."""
     stages = list(plan.stages)
     enters = stage.id > 0 and random.random() < 0.5
-    remat = Remat(offload=_runs(random, stage), offload_input=enters)
+    runs = () if enters and random.random() < 0.4 else _runs(random, stage)
+    remat = Remat(offload=runs, offload_input=enters)
     stages[stage.id] = stage.model_copy(update={"remat": remat})
     sent = plan.model_copy(update={"stages": tuple(stages)})
     host, size = plan.cluster.host, away_bytes(sent, stage.id)
@@ -72,7 +73,8 @@ def _pair(
 ) -> tuple[Op, Op] | None:
     """OFFLOAD and PREFETCH of one (stage, copy, length), booked; None where none are allowed."""
     (stage, copy, length), grid = what, Unrolled(plan)
-    gpu, begin, end = plan.stages[stage].gpu, grid.time(F, stage, copy)[1], 0
+    gpu, (starts, made) = plan.stages[stage].gpu, grid.time(F, stage, copy)
+    begin = starts if whole_input(plan, stage) else made
     end = grid.time(grid.back(stage), stage, copy)[0]
     room = range(begin, end - length + 1)
     times = random.sample(room, min(len(room), 12))

@@ -64,6 +64,19 @@ def one_stage(bandwidth: int = 4, **fields: Any) -> Plan:
     return offloading(with_host(plain, bandwidth), 0, ((0, 1),), times, -(-13 // bandwidth))
 
 
+def whole_input(saved: int = 10, at: int = 2) -> Plan:
+    """A layer on one GPU that saves `saved` of an input of 10, which leaves alone; T = 10.
+
+    F 1..5, OFFLOAD from `at` on, 2 ns, PREFETCH 25..27, B 27..31.
+    """
+    fields = {"output_bytes": 1, "saved_input_bytes": saved, "saved_bytes": 2}
+    of = handmade.chain([(4, 4)], (fields,), input_bytes=10)
+    plain = with_host(handmade.plan(of, [(0, 0, 0)], 10, {"0F0": 1, "0B0": 27}), 5)
+    times = {"0OFFLOAD0": at, "0PREFETCH0": 25}
+    sent = offloaded(plain, {}, {0: 2}, times, inputs=[0], cluster=plain.cluster)
+    return handmade.filled(sent)
+
+
 def two_copies(offloaded: Sequence[int]) -> Plan:
     """LAYERS on one GPU, k = 2, T = 20, copy 1 ten later than copy 0; 13 bytes in 1 ns.
 

@@ -136,7 +136,7 @@ class Unrolled:
         gpu, size = self.plan.stages[s].gpu, away_bytes(self.plan, s)
         (there, gone), (back, _) = (self.time(kind, s, m) for kind in (OFFLOAD, PREFETCH))
         issue = (self.hold(gpu, there), 2, m, self.pos(OFFLOAD, s), 0, 0)
-        free = (gone, 0, m, self.pos(OFFLOAD, s), 0, 0)
+        free = (max(gone, self.time(F, s, m)[1]), 0, m, self.pos(OFFLOAD, s), 0, 0)
         post = (self.hold(gpu, back), 1, m, self.pos(PREFETCH, s), 0, 0)
         assert issue < free < post < self.start(self.back(s), s, m)
         self.keep(gpu, "saved", -size, free, post)
@@ -317,10 +317,18 @@ def late(grid: Unrolled, kinds: list[tuple[OpKind, int]], m: int) -> bool:
         return True
     for s in (s for kind, s in kinds if kind is OFFLOAD and grid.has(kind, s, m)):
         (begin, gone), (back, there) = (grid.time(kind, s, m) for kind in (OFFLOAD, PREFETCH))
-        (_, done), (used, _) = (grid.time(kind, s, m) for kind in (F, grid.back(s)))
-        if done > begin or gone > grid.hold(grid.plan.stages[s].gpu, back) or there > used:
+        (starts, done), (used, _) = (grid.time(kind, s, m) for kind in (F, grid.back(s)))
+        since = starts if whole_input(grid.plan, s) else done
+        if since > begin or gone > grid.hold(grid.plan.stages[s].gpu, back) or there > used:
             return True
     return False
+
+
+def whole_input(plan: Plan, s: int) -> bool:
+    """Whether a stage sends all of its input and nothing else: then it may begin with F."""
+    remat, first = plan.stages[s].remat, plan.stages[s].first
+    whole = plan.chain.layers[first - 1].output_bytes if first else plan.chain.input_bytes
+    return bool(remat and not remat.offload) and away_bytes(plan, s) == whole
 
 
 def shifts(plan: Plan) -> int:

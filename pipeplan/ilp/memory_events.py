@@ -166,10 +166,12 @@ class ExactMemoryEvents(MemoryEvents):
                 yield self.event(out, copy, issue, _INSTANT, 0, SAVED, 0)
 
     def offload_events(self, offload: StageOffload) -> Iterator[MemoryEvent]:
-        """(H6): offloaded bytes do not count from the end of OFFLOAD to the post of PREFETCH."""
+        """(H6): what has left, and no forward uses, does not count until it is posted back."""
         out, back = (OpKind.OFFLOAD, offload.stage), (OpKind.PREFETCH, offload.stage)
+        forward = OpKind.F, offload.stage
         for copy, (leaves, returns) in offload.times.items():
-            left, post = leaves + offload.ns, self.deferred(offload.stage, returns)
+            used = self.schedule.times[forward][copy] + self.length(forward)
+            left, post = max(leaves + offload.ns, used), self.deferred(offload.stage, returns)
             yield self.event(out, copy, left, _END, 0, SAVED, -offload.size)
             yield self.event(back, copy, post, _RECV, 0, SAVED, offload.size)
 

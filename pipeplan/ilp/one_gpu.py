@@ -31,7 +31,7 @@ def run(state: Incumbent, seconds: float) -> None:
     def choose() -> None:
         left = max(0.0, end - state.elapsed)
         over = state.options.clock.limit(left, LOOK_S * state.costs.layers**2)
-        found.choose_inputs(lambda: not over())
+        found.choose(lambda: not over())
 
     any(map(state.offer, found.schedules()))
     for step in (search, choose, search):

@@ -232,7 +232,18 @@ def _needs(action: Action, places: _Places, blocking: bool) -> Iterator[Action]:
         yield Action(_K.F, stage, microbatch)
         yield Action(_K.PREFETCH, stage, microbatch)
     if kind in _CARRIES:
-        yield Action(_CARRIES[kind], stage, microbatch)
+        yield from _carried(action, places)
+
+
+def _carried(action: Action, places: _Places) -> Iterator[Action]:
+    """What the host needs; OFFLOAD before its F is of an input, which leaves with that (H3)."""
+    needed, forward = (
+        Action(kind, action.stage, action.microbatch) for kind in (_CARRIES[action.kind], _K.F)
+    )
+    if needed != forward or places.node[forward] < places.node[action]:
+        yield needed
+    if action.kind is _K.FREE_O:
+        yield forward
 
 
 def _lines(program: Program, cycle: list[_Node]) -> Iterator[str]:

@@ -69,11 +69,12 @@ def lower(plan: Plan) -> Pattern:
 
 
 def _events(plan: Plan, busy: _Busy) -> Iterator[_Event]:
+    forwards = {(op.stage, op.copy_): op for op in plan.ops if op.kind is OpKind.F}
     for op in plan.ops:
         if op.kind.is_compute:
             yield from _compute_events(plan, op)
         elif op.kind.is_host:
-            yield from _host_events(plan, op, busy)
+            yield from _host_events(plan, op, forwards[op.stage, op.copy_], busy)
         else:
             yield from _transfer_events(plan, op, busy)
 
@@ -106,7 +107,7 @@ def _transfer_events(plan: Plan, op: Op, busy: _Busy) -> Iterator[_Event]:
     yield _Event(sender, free, op.stage, copy, time + op.duration_ns, cls, position, sub=1)
 
 
-def _host_events(plan: Plan, op: Op, busy: _Busy) -> Iterator[_Event]:
+def _host_events(plan: Plan, op: Op, forward: Op, busy: _Busy) -> Iterator[_Event]:
     """(H5). A PREFETCH is posted like a receive; what waits for its end is the backward."""
     rank, position = plan.stages[op.stage].gpu, _position(op, len(plan.stages))
     time = _time(plan, op)
@@ -114,7 +115,7 @@ def _host_events(plan: Plan, op: Op, busy: _Busy) -> Iterator[_Event]:
     if op.kind is OpKind.PREFETCH:
         yield _Event(rank, ActionKind.PREFETCH, op.stage, op.copy_, begin, _POST, position)
         return
-    end = time + op.duration_ns
+    end = max(time + op.duration_ns, _time(plan, forward) + forward.duration_ns)
     yield _Event(rank, ActionKind.OFFLOAD, op.stage, op.copy_, begin, _INSTANT, position)
     yield _Event(rank, ActionKind.FREE_O, op.stage, op.copy_, end, _END, position)
 

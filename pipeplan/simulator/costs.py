@@ -124,6 +124,14 @@ def offloaded_bytes(plan: Plan, stage: int) -> int:
     return total
 
 
+def leaves_with_forward(plan: Plan, stage: int) -> bool:
+    """Whether what leaves is there before the stage's forward: all its input, alone (H3)."""
+    home = plan.stages[stage]
+    if home.remat is None or not home.remat.offload_input or home.remat.offload:
+        return False
+    return offloaded_bytes(plan, stage) == plan.chain.input_of(home.first)
+
+
 def offloaded_output_bytes(plan: Plan, stage: int) -> int:
     """What of that is counted for the stage before, which saves it as its output."""
     remat = plan.stages[stage].remat

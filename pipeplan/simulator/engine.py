@@ -187,6 +187,10 @@ class Engine:
         self.times.start[op][microbatch] = start
         self.times.end[op][microbatch] = self.now[rank] = start + self.ops.duration[op]
         self.times.when[rank].append(start)
+        if self.ops.kind(op) is OpKind.F:
+            away = number(OpKind.OFFLOAD, self.ops.stage(op)), microbatch
+            if away in self.posted:  # it stands before: it begins with this
+                self._ready_end(away, start, self.issued)
         return True
 
     def _transfer(self, rank: int, index: int, op: int, microbatch: int) -> bool:
@@ -194,7 +198,8 @@ class Engine:
         at, key, before = self.now[rank], (op, microbatch), self.ops.before[op]
         does = self.tapes[rank][index][0]
         sends = does in (Does.SEND, Does.OFFLOAD)
-        if sends and self.times.end[before][microbatch] is None:
+        is_made = not sends or self.times.end[before][microbatch] is not None
+        if not is_made and op not in self.ops.with_forward:
             return False
         if does == Does.PREFETCH and (before, microbatch) not in self.issued:
             return False
@@ -206,7 +211,8 @@ class Engine:
         self.times.when[rank].append(at)
         if does == Does.OFFLOAD:
             self.posted.add(key)
-        self._ready_end(key, at, self.issued if sends else self.posted)
+        if is_made:
+            self._ready_end(key, at, self.issued if sends else self.posted)
         return True
 
     def _ready_end(self, key: tuple[int, int], at: int, end: set[tuple[int, int]]) -> None:
@@ -218,10 +224,12 @@ class Engine:
 
     def _free(self, rank: int, op: int, microbatch: int) -> bool:
         """Waits for the transfer. Bytes leave as it ends, even while a compute runs."""
-        end = self.times.end[op][microbatch]
+        end, made = (self.times.end[each][microbatch] for each in (op, self.ops.before[op]))
         if end is None:
             self._waiting.setdefault((op, microbatch), []).append(rank)
             return False
+        if made is not None:  # a forward that began with its OFFLOAD still uses what leaves
+            end = max(end, made)
         when = self.times.when[rank]
         when.append(max(end, when[-1]) if when else end)
         self.now[rank] = max(self.now[rank], end)

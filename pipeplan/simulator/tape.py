@@ -53,10 +53,12 @@ class Ops:
     before: tuple[int, ...]
     """The op in chain order whose end this one waits for; -1 for the very first.
 
-    OFFLOAD waits for F, PREFETCH for OFFLOAD, B for PREFETCH too, W for I.
+    OFFLOAD waits for F (or begins with it), PREFETCH for OFFLOAD, B for PREFETCH too, W for I.
     """
     after: tuple[int, ...]
     """The op in chain order that waits for this one; -1 for the very last."""
+    with_forward: frozenset[int]
+    """The OFFLOADs that may begin with their F, not only behind it (H3)."""
     position: tuple[int, ...]
     """(T1), (H5), (S1)."""
     update: tuple[int, ...]
@@ -107,6 +109,11 @@ class Ops:
             tuple(duration),
             tuple(before),
             tuple(after),
+            frozenset(
+                number(OpKind.OFFLOAD, stage)
+                for stage in offloading(plan)
+                if costs.leaves_with_forward(plan, stage)
+            ),
             tuple(_position(op, len(plan.stages)) for op in range(size)),
             tuple(costs.update_ns(plan, stage) for stage in range(len(plan.stages))),
             tuple(costs.behind_ns(plan, stage) for stage in range(len(plan.stages))),

@@ -13,7 +13,7 @@ from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
 from pipeplan.verifier import audit
 from pipeplan.verifier.durations import host_ns
 from pipeplan.verifier.remat import runs as wrong_runs
-from pipeplan.verifier.stage_bytes import offloaded
+from pipeplan.verifier.stage_bytes import offloaded, sends_whole_input
 
 FACTORS = (1, 2, 4)
 """How much longer the period may become for the copies to fit."""
@@ -36,11 +36,12 @@ def offloading(rng: Random, plan: Plan, bandwidths: Sequence[int] = BANDWIDTHS) 
     plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"host": host})})
     # Draws of their own: plans without inputs that leave stay what they were.
     inputs = Random(f"{hash(rng.getstate()[1])} inputs")
+    alone = Random(f"{hash(rng.getstate()[1])} inputs alone")
     wanted = [stage for stage in plan.stages if rng.random() < 0.7]
     stages = list(plan.stages)
     for stage in wanted:
         sending = _sending(rng, stage)
-        entered = _with_input(sending)
+        entered = _with_input(_with_runs(stage, ()) if alone.random() < 0.4 else sending)
         allowed = not list(wrong_runs(plan, entered))
         stages[stage.id] = entered if allowed and inputs.random() < 0.6 else sending
     sent = plan.model_copy(update={"stages": tuple(stages)})
@@ -130,6 +131,8 @@ class _Ways:
     """By GPU, (start, length) of its computes."""
 
     def __post_init__(self) -> None:
+        # Draws of its own: plans without inputs that leave early stay what they were.
+        self.early = Random(f"{hash(self.rng.getstate()[1])} early")
         for op in self.plan.ops:
             if op.gpu is not None:
                 self.busy[op.gpu].append((op.start_ns, op.duration_ns))
@@ -160,6 +163,8 @@ class _Ways:
         """Times of OFFLOAD and PREFETCH that (H3), (H4) and (R5) allow."""
         gpu, period = self.plan.stages[stage].gpu, self.plan.period_ns
         begin = self._end(OpKind.F, stage, copy)
+        if sends_whole_input(self.plan, self.plan.stages[stage]) and self.early.random() < 0.7:
+            begin = self._start(OpKind.F, stage, copy)
         end = self._start(self.plan.stages[stage].backward, stage, copy)
         begin += self.rng.randint(0, period) * (self.rng.random() < 0.2)
         late = self.rng.random() < 0.5

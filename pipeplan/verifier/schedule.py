@@ -12,6 +12,7 @@ from itertools import pairwise
 from pipeplan.plan import OpKind
 from pipeplan.verifier.durations import link
 from pipeplan.verifier.moments import Hold
+from pipeplan.verifier.stage_bytes import sends_whole_input
 from pipeplan.verifier.timetable import TimedOp, Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
@@ -50,7 +51,10 @@ def precedence(table: Timetable) -> Iterator[Violation]:
         for copy in copies:
             forward, away = table[OpKind.F, stage, copy], table[OpKind.OFFLOAD, stage, copy]
             back, backward = table[OpKind.PREFETCH, stage, copy], table.backward(stage, copy)
-            yield from _late(table, forward, away, away.start)
+            if sends_whole_input(table.plan, table.plan.stages[stage]):
+                yield from _early(table, forward, away)
+            else:
+                yield from _late(table, forward, away, away.start)
             yield from _late(table, away, back, hold.post(back).time)
             yield from _late(table, back, backward, backward.start)
 
@@ -63,6 +67,17 @@ def _late(table: Timetable, u: TimedOp, v: TimedOp, begin: int) -> Iterator[Viol
             Rule.PRECEDENCE,
             f"{u.label} -> {v.label} at {table.place(begin)}",
             f"{v.label} starts at {begin} ns{held}, need {u.end} ns, when {u.label} ends",
+        )
+
+
+def _early(table: Timetable, forward: TimedOp, away: TimedOp) -> Iterator[Violation]:
+    """Whether the copy of an input begins before the forward that reads it."""
+    if away.start < forward.start:
+        yield Violation(
+            Rule.PRECEDENCE,
+            f"{forward.label} -> {away.label} at {table.place(away.start)}",
+            f"{away.label} starts at {away.start} ns, need {forward.start} ns, when"
+            f" {forward.label} starts: it is the input that leaves",
         )
 
 

@@ -98,6 +98,13 @@ def offloaded(plan: Plan, stage: Stage) -> int:
     return total
 
 
+def sends_whole_input(plan: Plan, stage: Stage) -> bool:
+    """Whether the stage offloads its input alone, all of which is kept: (H3)."""
+    remat = stage.remat
+    alone = remat is not None and remat.offload_input and not remat.offload
+    return alone and offloaded(plan, stage) == plan.chain.input_of(stage.first)
+
+
 def all_late(plan: Plan, stage: Stage) -> bool:
     """Whether no gradient of the stage is used before a later forward: (M7)."""
     layers = plan.chain.layers[stage.first : stage.last + 1]

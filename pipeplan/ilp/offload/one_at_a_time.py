@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -38,6 +39,14 @@ F, B = DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD
 OUT, BACK = DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH
 
 
+class Sends(Enum):
+    """What of a stage leaves, where it leaves."""
+
+    INPUT = "what is saved of its input"
+    INSIDE = "runs of its layers"
+    BOTH = "both"
+
+
 @dataclass(frozen=True)
 class DeviceShare:
     """What one GPU does for each micro-batch, and the bytes it has for that.
@@ -59,7 +68,7 @@ class OneAtATime:
     """What leaves one GPU and when: found at once, and improved while there is time."""
 
     def __init__(self, costs: CostModel, share: DeviceShare, *, quick: bool = False) -> None:
-        """The best of all grains, with inputs that stay and that leave, without local search.
+        """The best of all grains, where all stages send the same, without local search.
 
         Args:
             costs: with a host, under the exact memory model.
@@ -70,19 +79,20 @@ class OneAtATime:
         assert host is not None
         link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
 
-        def best(inputs: bool) -> _Choice:
+        def best(sends: Sends) -> _Choice:
             every = (cut(share.layers, grain) for grain in (GRAINS[:1] if quick else GRAINS))
             alike = (
-                _Stages(costs, share, each, link, (inputs,) * len(each)).chosen() for each in every
+                _Stages(costs, share, each, link, (sends,) * len(each)).chosen() for each in every
             )
             return min(alike, key=_Choice.length)
 
-        self._choices = [best(inputs) for inputs in ((True,) if quick else (False, True))]
+        self._choices = [best(sends) for sends in ((Sends.BOTH,) if quick else Sends)]
 
-    def choose_inputs(self, go_on: GoOn) -> None:
-        """Of each stage by itself whether its saved input leaves with it, while `go_on` says.
+    def choose(self, go_on: GoOn) -> None:
+        """Of each stage by itself what it sends, while `go_on` says.
 
-        Hill climbing, from none and from all, as long as a change of one stage makes it shorter.
+        Hill climbing, from all that send the same, as long as a change of one stage makes it
+        shorter.
         """
         self._choices = [each.climbed(go_on) for each in self._choices]
 
@@ -122,9 +132,9 @@ class _Choice(NamedTuple):
         best, at, last = self, 0, 0
         count = len(self.stages.segments)
         while best.found is not None and at < last + count:
-            if changed := best.stages.changed(at % count):
+            for changed in best.stages.changed(at % count):
                 if not go_on():
-                    break
+                    return best
                 if (choice := changed.chosen()).length() < best.length():
                     best, last = choice, at
             at += 1
@@ -152,25 +162,23 @@ class _Stages:
     share: DeviceShare
     segments: Sequence[Segment]
     link: HostLink
-    inputs: tuple[bool, ...]
-    """Which of them send their saved input, too, where that may leave."""
+    sends: tuple[Sends, ...]
+    """What each of them sends, if it leaves."""
 
     def with_segments(self, segments: Sequence[Segment]) -> _Stages:
-        """Other stages, each of which begins as one of these does, and treats its input alike."""
-        of_first = dict(zip((first for first, _ in self.segments), self.inputs, strict=True))
-        inputs = tuple(of_first[first] for first, _ in segments)
-        return replace(self, segments=segments, inputs=inputs)
+        """Other stages, each of which begins as one of these does, and sends what that does."""
+        of_first = dict(zip((first for first, _ in self.segments), self.sends, strict=True))
+        sends = tuple(of_first[first] for first, _ in segments)
+        return replace(self, segments=segments, sends=sends)
 
-    def changed(self, stage: int) -> _Stages | None:
-        """The input of one stage leaves, or no longer; None where it makes no difference."""
-        if not self._entry(stage):
-            return None
-        inputs = (*self.inputs[:stage], not self.inputs[stage], *self.inputs[stage + 1 :])
-        return replace(self, inputs=inputs)
-
-    def _entry(self, stage: int) -> int:
-        """Bytes of its saved input that may leave."""
-        return own_input_bytes(self.costs, self.segments[stage][0], covered=stage > 0)
+    def changed(self, stage: int) -> Iterator[_Stages]:
+        """One stage sends something else."""
+        now = self.leaving(stage)
+        for other in Sends:
+            sends = (*self.sends[:stage], other, *self.sends[stage + 1 :])
+            changed = replace(self, sends=sends)
+            if (leaves := changed.leaving(stage)) != now and leaves[0]:
+                yield changed
 
     def time(self, op: DeviceOp) -> int:
         """Of a forward or backward, or of what lies between them, ns."""
@@ -185,10 +193,18 @@ class _Stages:
 
     def leaving(self, stage: int) -> tuple[int, tuple[Segment, ...], bool]:
         """All bytes that a stage sends: those of runs of layers, and whether its input's."""
-        options = byte_options(self.costs, *self.segments[stage])
+        (first, last), sends = self.segments[stage], self.sends[stage]
+        options = byte_options(self.costs, first, last) if sends is not Sends.INPUT else ()
         size, runs = options[-1] if options else (0, ())
-        entry = self._entry(stage) if self.inputs[stage] else 0
+        enters = sends is not Sends.INSIDE
+        entry = own_input_bytes(self.costs, first, covered=stage > 0) if enters else 0
         return size + entry, runs, entry > 0
+
+    def _unit(self, stage: int, due: int) -> OffloadUnit:
+        """What leaves of a stage: a whole input alone with its forward, else behind it (H3)."""
+        size, runs, _ = self.leaving(stage)
+        early = not runs and size == self.costs.chain.input_of(self.segments[stage][0])
+        return OffloadUnit(stage, size, stage + (not early), stage + 1, due)
 
     def chosen(self, more: int = 0, go_on: GoOn = always) -> _Choice:
         """What the per-device planner decides."""
@@ -213,10 +229,7 @@ class _Stages:
         gap = [behind[-1]] * bool(self.share.gap_ns)
         forwards = [DeviceOp(F, n) for n in range(count + len(gap))]
         ops = [*forwards, *_backwards(count)]
-        units = (
-            OffloadUnit(n, self.leaving(n)[0], n + 1, n + 1, len(ops) - 1 - n)
-            for n in range(count)
-        )
+        units = (self._unit(n, len(ops) - 1 - n) for n in range(count))
         return ComputeOrder(
             layers=count,
             static=static,

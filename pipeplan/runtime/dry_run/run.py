@@ -68,8 +68,10 @@ class TimedStage:
         self._index = index
         self._ways = ways
         self._out: dict[int, Pending] = {}
+        self._leaving: set[int] = set()
+        """Micro-batches whose copies begin with their forward."""
         self._back: dict[int, Pending] = {}
-        self.in_flight = 0
+        self._open: set[int] = set()
         self.version = 0
         self._clock = clock
         self._first = index == 0
@@ -80,6 +82,11 @@ class TimedStage:
         self._update_ns = times.updates[index]
 
     @property
+    def in_flight(self) -> int:
+        """See `StageRunner`."""
+        return len(self._open)
+
+    @property
     def weights(self) -> TimedStage:
         """What is updated: nothing but the clock."""
         return self
@@ -88,16 +95,19 @@ class TimedStage:
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """See `StageRunner`: one empty tensor, or the last stage's loss."""
-        self.in_flight += 1
+        self._open.add(microbatch)
         if microbatch >= self._read_from:
             self._clock.until(self._made)
+        if microbatch in self._leaving:
+            self._leaving.remove(microbatch)
+            self.offload(microbatch)
         self._clock.until(self._clock.now() + self._forward_ns)
         return [torch.zeros(() if self._last else 0)]
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
         """See `StageRunner`."""
         if self._weight_ns is None:
-            self.in_flight -= 1
+            self._open.remove(microbatch)
         if microbatch in self._back:
             self._back.pop(microbatch).wait()
         self._clock.until(self._clock.now() + self._backward_ns)
@@ -106,11 +116,14 @@ class TimedStage:
     def weight_backward(self, microbatch: int) -> None:
         """See `StageRunner`."""
         assert self._weight_ns is not None
-        self.in_flight -= 1
+        self._open.remove(microbatch)
         self._clock.until(self._clock.now() + self._weight_ns)
 
     def offload(self, microbatch: int) -> None:
         """See `StageRunner`."""
+        if microbatch not in self._open:
+            self._leaving.add(microbatch)
+            return
         self._out[microbatch] = self._ways.start(OpKind.OFFLOAD, self._index, microbatch)
 
     def free(self, microbatch: int) -> None:

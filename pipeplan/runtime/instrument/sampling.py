@@ -32,6 +32,8 @@ from pipeplan.runtime.interfaces import MemoryMeter
 from pipeplan.runtime.job import SessionOptions
 from pipeplan.runtime.supervision.flight_recorder import now_ns
 
+_TO_HOST = (ActionKind.OFFLOAD, ActionKind.F)
+"""Behind these there may be more on the host: an input leaves with its forward."""
 EVERY = 1000
 """Steps from one that is sampled to the next."""
 SETTLED: dict[Semantics, int] = {"flush": 1, "2bw": 3}
@@ -153,7 +155,7 @@ class SampledSteps(MemoryMeter):
         assert self._sample is not None
         done = self._sample.actions[-1]
         done.end, done.end_ns = self._log.place, now_ns()
-        if action.kind is ActionKind.OFFLOAD:
+        if action.kind in _TO_HOST:
             held = ((i, size) for i, s in self._worker.stages.items() for size in s.host_sizes)
             self._sample.host.append(tuple(held))
 

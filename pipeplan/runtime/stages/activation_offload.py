@@ -16,11 +16,13 @@ from torch import Tensor
 
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import Copies, CopyEngine, flat
+from pipeplan.livebytes import key, storages
 from pipeplan.runtime.stages.saved_tensors import (
     FreedStorage,
     SavedStorage,
     SavedTensor,
     SavedTensors,
+    versions,
 )
 
 
@@ -36,6 +38,32 @@ class _OffloadedMicrobatch:
     """Bytes of its copies."""
 
 
+class EarlyCopies:
+    """Copies of a stage's input that began with the forward which reads it."""
+
+    def __init__(self, inputs: Sequence[Tensor], fixed: Sequence[Tensor], way: CopyEngine) -> None:
+        stay = storages(fixed)
+        found = {key(each): each.detach() for each in inputs if key(each) not in stay}
+        self._inputs = tuple(found.values())
+        self._places = {name: place for place, name in enumerate(found)}
+        self._versions = versions(self._inputs)
+        parts = [flat(each.untyped_storage()) for each in self._inputs]
+        self.size = sum(part.nbytes for part in parts)
+        self._copies = way.out(parts)
+
+    def of(self, kept: Sequence[SavedStorage]) -> Future[Copies] | None:
+        """Those of `kept`, which are made now; None if one is missing.
+
+        Or if the forward has written to its input: what was copied is not what is saved.
+        """
+        made, found = self._copies.result(), Future[Copies]()
+        places = [self._places.get(key(each.saved[0].tensor())) for each in kept]
+        if None in places or self._versions != versions(self._inputs):
+            return None
+        found.set_result([made[place] for place in places if place is not None])
+        return found
+
+
 class ActivationOffload:
     """The micro-batches of one stage that are offloaded now."""
 
@@ -43,8 +71,16 @@ class ActivationOffload:
         self._stage = stage
         self._way = way
         self._trips: dict[int, _OffloadedMicrobatch] = {}
+        self._early: dict[int, EarlyCopies] = {}
         self._left: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         """What has left and lives: others hold it, such as a table that a layer made once."""
+
+    def begin(self, microbatch: int, inputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
+        """Begins to copy the stage's `inputs`, which its forward reads meanwhile.
+
+        `offload` comes behind that, and tells what of them is saved.
+        """
+        self._early[microbatch] = EarlyCopies(inputs, fixed, self._way)
 
     def offload(
         self,
@@ -67,14 +103,18 @@ class ActivationOffload:
         ]
         kept = [each for each in found if each.storage not in self._left]
         self._left.update(each.storage for each in kept)
-        copies = self._way.out([flat(each.storage) for each in kept])
+        early = self._early.pop(microbatch, None)
+        copies = early.of(kept) if early else None
+        if copies is None:
+            copies = self._way.out([flat(each.storage) for each in kept])
         size = sum(each.storage.nbytes() for each in kept)
         self._trips[microbatch] = _OffloadedMicrobatch(copies, kept, size=size)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes on the host of each micro-batch that has any, until its backward takes them."""
-        return tuple(trip.size for trip in self._trips.values())
+        trips = (trip.size for trip in self._trips.values())
+        return (*trips, *(early.size for early in self._early.values()))
 
     def free(self, microbatch: int) -> None:
         """Waits until all is copied, then gives it up, in the order in which it comes back.

@@ -265,3 +265,8 @@ def _only_in_smaller(here: Sequence[SavedTensor], before: Sequence[SavedTensor])
 def _living(references: Iterable[weakref.ref[SavedTensor]]) -> list[SavedTensor]:
     found = (reference() for reference in references)
     return [saved for saved in found if saved is not None]
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was written to; torch has no public name for it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001

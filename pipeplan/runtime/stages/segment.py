@@ -24,7 +24,7 @@ from pipeplan.plan import LayerRanges
 from pipeplan.precision import casting
 from pipeplan.runtime.stages.module_buffers import ModuleBuffers, Values, put_back
 from pipeplan.runtime.stages.random_state import seed_layer
-from pipeplan.runtime.stages.saved_tensors import SavedTensor, SavedTensors
+from pipeplan.runtime.stages.saved_tensors import SavedTensor, SavedTensors, versions
 from pipeplan.runtime.stages.second_forward import SecondForward
 from pipeplan.runtime.transport.endpoints import CPU, empty
 from pipeplan.split_model import TensorSpec
@@ -301,10 +301,10 @@ class CheckpointedSegment(StoredSegment):
         """
         kept = list(inputs)
         inputs.clear()
-        before, buffers = _versions(kept), self._buffers.before()
+        before, buffers = versions(kept), self._buffers.before()
         with torch.no_grad():
             outputs = self._run_layers(microbatch, tuple(kept), target)
-        if before != _versions(kept):
+        if before != versions(kept):
             raise InputError(
                 f"task: layer {self.spec.first_layer}: works in place on its input, which is kept"
                 " to compute the layer again. Make the operation out of place."
@@ -375,8 +375,3 @@ def some(spec: TensorSpec, device: torch.device) -> Tensor:
     """A tensor of this kind: random numbers, or zeros, which any index may be."""
     blank = empty(spec, device)
     return blank.normal_() if blank.is_floating_point() else blank.zero_()
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each was written to; torch has no public name for it."""
-    return [tensor._version for tensor in tensors]  # noqa: SLF001

@@ -105,6 +105,8 @@ class StageRunner:
         self.slots = held.slots
         self._microbatches = microbatches
         self._open: set[int] = set()
+        self._leaving: set[int] = set()
+        """Micro-batches whose copies begin, or began, with their forward."""
         self._segments = tuple(_segments(spec, (0, len(spec.layers) - 1), spec.runs))
         self._offload = ActivationOffload(spec.index, spec.host) if spec.host else None
         self.names: dict[nn.Parameter, str] = {
@@ -225,6 +227,8 @@ class StageRunner:
         self._open.add(microbatch)
         if self.spec.offload_input and not self.spec.index:
             inputs[:] = map(_alone, inputs)
+        if microbatch in self._leaving:
+            self._host().begin(microbatch, inputs, self._fixed_here())
         for segment in self._segments:
             inputs = segment.forward(microbatch, inputs, target)
         return inputs
@@ -284,16 +288,25 @@ class StageRunner:
         """Begin to copy what lies between the ends of the offloaded runs to the host.
 
         And what is saved of the stage's input, where that is offloaded, here and in the stage
-        before.
+        before. An input that leaves alone may do so before its forward: then it begins with that.
         """
+        if microbatch in self._open:
+            self._copy(microbatch)
+        else:
+            self._leaving.add(microbatch)
+
+    def _copy(self, microbatch: int) -> None:
         before = self._before.lent(microbatch) if self._before else []
-        fixed = self.fixed() + (self._before.fixed() if self._before else [])
         held = [
             segment.saved(microbatch)
             for segment in self._segments
             if segment.spec.offload or segment.spec.offload_input
         ]
-        self._host().offload(microbatch, held, fixed, before)
+        self._host().offload(microbatch, held, self._fixed_here(), before)
+
+    def _fixed_here(self) -> list[Tensor]:
+        """What is of no micro-batch, here and in the stage whose output is the input."""
+        return self.fixed() + (self._before.fixed() if self._before else [])
 
     def lent(self, microbatch: int) -> list[SavedTensor]:
         """What is saved of the output that leaves with the next stage."""
@@ -301,6 +314,9 @@ class StageRunner:
 
     def free(self, microbatch: int) -> None:
         """Wait until that is copied, and give its bytes back."""
+        if microbatch in self._leaving:
+            self._leaving.remove(microbatch)
+            self._copy(microbatch)
         self._host().free(microbatch)
 
     def prefetch(self, microbatch: int) -> None:

@@ -138,7 +138,7 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
             costs = replace(ample, cluster=uniform(1, budget, host=host))
             planner = OneAtATime(costs, DeviceShare((0, 8), 0, budget))
             schedules = list(planner.schedules())
-            planner.choose_inputs(always)
+            planner.choose(always)
             chosen = list(planner.schedules())
             assert len(chosen) >= bool(schedules)
             for schedule in (*schedules, *chosen):

@@ -12,6 +12,7 @@ from pipeplan.lowering import lower
 from pipeplan.plan import Remat
 from pipeplan.simulator import check, simulate
 from tests import handmade
+from tests.handmade_offload import whole_input
 from tests.offloading import SHARED, TABLE, TIMES, offloaded, one_stage, row, spans, two_stages
 
 
@@ -58,6 +59,25 @@ class TestPlanClock:
         alone = offloaded(plan, {}, {1: 2}, times, inputs={1})
         for each, away in ((both, 6), (alone, 2)):
             assert simulate(each, lower(each)).memory == (row(0, saved=9, working=4, host=away),)
+
+    def test_an_input_leaves_with_its_forward(self) -> None:
+        """OFFLOAD is listed before F, its FREE behind: from 5 on nobody uses what was copied."""
+        plan = whole_input()
+        pattern = lower(plan)
+        found = check(plan, pattern)
+        assert found.memory == plan.memory
+        listed = " ".join(map(str, pattern.ranks[0]))
+        assert listed == "0OFFLOAD0+0 0OPT0+3 0F0+0 0FREE_O0+0 0PREFETCH0+2 0B0+2"
+        with pytest.raises(InvalidPlanError, match="0OFFLOAD0: is due at 0 ns, can start at 1 ns"):
+            check(early := whole_input(at=0), lower(early))
+
+    def test_what_is_saved_of_an_input_leaves_behind_its_forward(self) -> None:
+        """Only F says which part that is."""
+        plan = whole_input(saved=9)
+        with pytest.raises(DeadlockError, match="0OFFLOAD0 waits for 0F0, which rank 0 has later"):
+            check(plan, lower(plan))
+        later = whole_input(saved=9, at=5)
+        assert check(later, lower(later)).memory == later.memory
 
     @pytest.mark.parametrize("term", ["saved_bytes", "host_bytes"])
     def test_the_claims_are_checked(self, term: str) -> None:
@@ -186,6 +206,14 @@ class TestEagerClock:
         }
         assert spans(eager, 2)["0OFFLOAD"] == (28, 36)
         assert eager.makespan_ns == 66
+
+    def test_an_input_leaves_as_soon_as_its_forward_starts(self) -> None:
+        """Planned at 2, with F at 1: on the eager clock each OFFLOAD starts with its F."""
+        plan = whole_input()
+        found = simulate(plan, lower(plan), clock="eager")
+        for microbatch in range(4):
+            times = spans(found, microbatch)
+            assert times["0OFFLOAD"][0] == times["0F"][0]
 
     def test_bytes_are_the_plans(self) -> None:
         """(O7): list order fixes the bytes of GPU and host."""

@@ -34,6 +34,17 @@ def rules(plan: Plan) -> set[Rule]:
 class TestBytes:
     """(H6) and (H7); A = 28, pF = A + 3, pB = A + 10, o = 13 where nothing else is said."""
 
+    def test_an_input_leaves_with_its_forward(self) -> None:
+        """Three in flight; A = 12, F and B work with 1, PREFETCH at 25 comes back at 5 of T = 10.
+
+        Copied while F runs (2..4), the input has left when F ends at 5: F has 12 + 2 + 2 + 1, B at
+        7 has 2 + 2 + 12 + 1. Copied from 5 on, it is there until 7: 12 + 2 + 12 at 5. The host has
+        three from the issue (at 1: a rank acts before its F, or at 5) until B starts at 7.
+        """
+        assert terms(made.whole_input()) == (16, 1, 30)
+        assert terms(made.whole_input(at=1)) == (16, 1, 30)
+        assert terms(made.whole_input(at=5)) == (26, 0, 30)
+
     def test_the_table_of_one_stage(self) -> None:
         """Three in flight, of ages x, x + 10, x + 20 at point x of T = 10 (B ends at 29).
 
@@ -196,6 +207,23 @@ class TestOrder:
     def test_precedence(self, times: dict[str, int], words: tuple[str, ...]) -> None:
         """Behind F, wholly before PREFETCH can be posted (F 10..13), back before B at 26."""
         found = lines(moved(made.one_stage(), **times))
+        assert len(found) == (1 if words else 0), found
+        assert all(word in found[0] for word in words)
+
+    @pytest.mark.parametrize(
+        ("saved", "at", "words"),
+        [
+            (10, 1, ()),
+            (10, 0, ("0F0 -> 0OFFLOAD0 at 0 ns", "need 1 ns, when 0F0 starts")),
+            (9, 2, ("0F0 -> 0OFFLOAD0 at 2 ns", "need 5 ns, when 0F0 ends")),
+            (9, 5, ()),
+        ],
+    )
+    def test_only_a_whole_input_leaves_with_its_forward(
+        self, saved: int, at: int, words: tuple[str, ...]
+    ) -> None:
+        """Of one that is saved in part, F decides which part; none leaves before F reads it."""
+        found = lines(made.whole_input(saved, at))
         assert len(found) == (1 if words else 0), found
         assert all(word in found[0] for word in words)
         assert not words or found[0].startswith("precedence, ")
