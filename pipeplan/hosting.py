@@ -74,7 +74,9 @@ class _NeedsAllError(Exception):
 class Draft:
     """A task whose model has no memory yet, cut into the layers of the plan."""
 
-    def __init__(self, make: Make, plan: Plan, say: Say, *, anew: bool = True) -> None:
+    def __init__(
+        self, make: Make, plan: Plan, say: Say, *, anew: bool = True, evaluates: bool = True
+    ) -> None:
         """Makes the task.
 
         Args:
@@ -82,11 +84,13 @@ class Draft:
             plan: what the model is for.
             say: told, in one line, why a model is built whole.
             anew: False where `make` gives a task that is there already.
+            evaluates: whether the layers run in eval mode, too.
 
         Raises:
             InputError: if the task cannot be made, or its model is not the plan's.
         """
         self._make, self._plan, self._say, self._anew = make, plan, say, anew
+        self._evaluates = evaluates
         if not anew or len({stage.gpu for stage in plan.stages}) == 1:
             self._build = self._whole()
             return
@@ -222,12 +226,15 @@ class Draft:
         else:
             try:
                 with ghosts.looking():
-                    cut = split(task, limit_of(self._plan))
+                    cut = self._split(task)
             except Exception as error:
                 raise _NeedsAllError(str(error)) from error
             if ghosts.wanted:
                 raise _NeedsAllError("its forward looks at values of parameters past torch")
         return self._fitted(task, cut, ghosts, meta)
+
+    def _split(self, task: Task) -> SplitModel:
+        return split(task, limit_of(self._plan), evaluates=self._evaluates)
 
     def _fitted(self, task: Task, cut: SplitModel, ghosts: Ghosts, meta: _Names) -> _Build:
         ready = fitted(self._plan, task, cut, ghosts.guarding())
@@ -238,7 +245,7 @@ class Draft:
         ghosts, task = Ghosts(draws=True), self._make()
         on_meta = _adopted(task, ghosts)
         _check_new(task, ghosts)
-        build = self._fitted(task, split(task, limit_of(self._plan)), ghosts, on_meta)
+        build = self._fitted(task, self._split(task), ghosts, on_meta)
         if reason:
             self._say(f"{_WHOLE}: {reason}")
         return build

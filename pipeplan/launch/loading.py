@@ -62,7 +62,7 @@ def loaded(
     def say(text: str) -> None:
         print(f"rank {place.rank}: {text}", file=sys.stderr, flush=True)
 
-    draft = Draft(anew, plan, say)
+    draft = Draft(anew, plan, say, evaluates=options.validate_every is not None)
     data = check_data(draft.task)
     if options.dry_run:
         check_optimizing(draft.task, draft.split)

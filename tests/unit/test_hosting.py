@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from pipeplan import hosting
 from pipeplan.capture import profile_task, split
+from pipeplan.capture.partition.graph_layers import GraphLayer
 from pipeplan.capture.split import module_of
 from pipeplan.empty import is_empty
 from pipeplan.errors import InputError
@@ -286,6 +287,18 @@ def test_parameters_that_no_layer_uses_have_their_values_on_the_first_rank() -> 
     expected = Net().unused
     model = module_of(hosted_by(MAKERS["exported"], 0).task)
     assert torch.equal(model.get_parameter("unused"), expected)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_layers_that_are_never_evaluated_have_no_graph_for_it(evaluates: bool) -> None:
+    """A launch without validation exports the model once; its layers are the same."""
+    make = seeded(MAKERS["exported"])
+    plan, whole = plan_for(make), split(make())
+    draft = Draft(make, plan, pytest.fail, evaluates=evaluates)
+    assert draft.split.digest() == whole.digest()
+    layer = draft.split.layers[0]
+    assert isinstance(layer, GraphLayer)
+    assert (layer.in_evaluation is not None) == evaluates
 
 
 def test_room_without_values_is_said() -> None:
