@@ -186,9 +186,9 @@ def test_a_graph_is_cut_once(
     model = split_for(plan, seeded(make)())
     cuts: list[Task] = []
 
-    def counted(task: Task, most: int | None = None) -> SplitModel:
+    def counted(task: Task, most: int | None = None, *, evaluates: bool) -> SplitModel:
         cuts.append(task)
-        return split(task, most)
+        return split(task, most, evaluates=evaluates)
 
     monkeypatch.setattr(hosting, "split", counted)
     for gpu in range(GPUS):
