@@ -26,8 +26,9 @@ class ActionKind(StrEnum):
     back, `2RECV_B0` posts stage 2's receive of it. `2FREE_F0` waits until stage 2's sent output
     has left and gives its bytes back. `2OPT` updates stage 2's weights.
     `2I0` and `2W0` are the two halves of a split backward (docs/reference/model.md §4).
-    `2OFFLOAD0` begins to copy what stage 2 keeps of micro-batch 0 to the host, `2FREE_O0` waits
-    for that and gives its bytes back, `2PREFETCH0` begins to bring them back.
+    `2OFFLOAD0` begins to copy what stage 2 keeps of micro-batch 0 to the host, or, before `2F0`,
+    its input as soon as that begins. `2FREE_O0` waits for the copy and gives the bytes back,
+    `2PREFETCH0` begins to bring them back.
     """
 
     F = "F"

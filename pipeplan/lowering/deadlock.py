@@ -64,7 +64,8 @@ def wait_cycle(program: Program | Pattern, *, blocking: bool = True) -> tuple[st
     A rank executes its list in order. A compute waits for its input, a W for its I, a SEND for its
     producer and, if it blocks, for the RECV, a FREE for the whole transfer. A way to the host has
     no other end that could block: who takes it waits for what it carries, a backward for its
-    PREFETCH.
+    PREFETCH. An OFFLOAD that stands before its F begins with that; whether its stage may do so,
+    the plan says and not the program.
 
     Args:
         program: as in `check_deadlock`.
@@ -240,9 +241,9 @@ def _carried(action: Action, places: _Places) -> Iterator[Action]:
     needed, forward = (
         Action(kind, action.stage, action.microbatch) for kind in (_CARRIES[action.kind], _K.F)
     )
-    if needed != forward or places.node[forward] < places.node[action]:
-        yield needed
-    if action.kind is _K.FREE_O:
+    if action.kind is not _K.OFFLOAD:
+        yield from (needed, forward)
+    elif places.node[forward] < places.node[action]:
         yield forward
 
 

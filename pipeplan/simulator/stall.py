@@ -43,6 +43,8 @@ def _needed(engine: Engine, links: LinkStates, entry: Entry) -> Action:
     ):
         awaited, microbatch = links.head(awaited)
     kind, stage = Ops.kind(awaited), Ops.stage(awaited)
+    if kind is OpKind.OFFLOAD and (awaited, microbatch) in engine.posted - engine.issued:
+        return Action(ActionKind.F, stage, microbatch)
     if kind is OpKind.PREFETCH and (awaited, microbatch) in engine.posted:
         return Action(ActionKind.OFFLOAD, stage, microbatch)
     if not kind.is_send or (awaited, microbatch) not in engine.issued:

@@ -1,7 +1,7 @@
 """Contiguous partitions whose stages are several small ones where their GPU lacks memory.
 
-What a stage offloads leaves behind its forward and is back before its backward. So it holds a
-whole micro-batch while it runs, and the last one of a pipeline, whose backward follows at once,
+What a stage offloads is there until its forward is over, and back before its backward. So it holds
+a whole micro-batch while it runs, and the last one of a pipeline, whose backward follows at once,
 saves nothing. Cut into small stages that run one after the other on the same GPU, the first ones
 are away while the last ones run. A GPU with one micro-batch at a time follows the per-device
 planner (`offload.one_at_a_time`), waits included. Where several are in flight, small stages run
@@ -36,7 +36,7 @@ from pipeplan.ilp.schedule import OpId, Schedule, StageOffload, duration
 from pipeplan.plan import OpKind, Stage
 
 NAME: Final = "small stages"
-LAYER_S: Final = 5e-3
+LAYER_S: Final = 75e-4
 """What the per-device planner counts for, for each layer, where work is counted."""
 PARTS: Final = 4096
 """The period is found to this part of it."""

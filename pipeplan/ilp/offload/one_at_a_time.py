@@ -1,10 +1,10 @@
 """A GPU with one micro-batch at a time: the per-device planner decides what leaves, and when.
 
-What a stage offloads leaves behind its forward, so in one stage a micro-batch saves nothing. Cut
-into small stages it does: the first ones are away while the last ones run. Which ones leave, in
-which order, and what waits for them is decided by `pipeplan.remat`, whose units are stages here
-((O1)-(O6) of docs/reference/remat-rules.md). Between its forwards and its backwards the GPU may
-have to wait for those behind it.
+What a stage offloads is there until its forward is over, so in one stage a micro-batch saves
+nothing. Cut into small stages it does: the first ones are away while the last ones run. Which ones
+leave, in which order, and what waits for them is decided by `pipeplan.remat`, whose units are
+stages here ((O1)-(O6) of docs/reference/remat-rules.md). Between its forwards and its backwards
+the GPU may have to wait for those behind it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OneAtATime:
         Args:
             costs: with a host, under the exact memory model.
             share: that of the GPU.
-            quick: whether only the finest grain is looked at, with inputs that leave.
+            quick: whether only the finest grain is looked at, where stages send both.
         """
         host = costs.cluster.host
         assert host is not None
@@ -94,12 +94,14 @@ class OneAtATime:
         Hill climbing, from all that send the same, as long as a change of one stage makes it
         shorter.
         """
-        self._choices = [each.climbed(go_on) for each in self._choices]
+        self._choices = [each.climbed(go_on) for each in self._shortest_first()]
 
     def improve(self, go_on: GoOn) -> None:
         """Local search over what leaves and in which order, as long as `go_on` says."""
-        shortest_first = sorted(self._choices, key=_Choice.length)
-        self._choices = [each.searched(go_on) for each in shortest_first]
+        self._choices = [each.searched(go_on) for each in self._shortest_first()]
+
+    def _shortest_first(self) -> list[_Choice]:
+        return sorted(self._choices, key=_Choice.length)
 
     def schedules(self) -> Iterator[Schedule]:
         """Schedules of these stages alone, fewest stages first; none where nothing fits."""
@@ -128,7 +130,7 @@ class _Choice(NamedTuple):
         return math.inf if self.found is None else self.found.makespan_ns
 
     def climbed(self, go_on: GoOn) -> _Choice:
-        """As `OneAtATime.choose_inputs` says."""
+        """As `OneAtATime.choose` says."""
         best, at, last = self, 0, 0
         count = len(self.stages.segments)
         while best.found is not None and at < last + count:

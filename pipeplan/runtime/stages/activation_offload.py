@@ -7,7 +7,7 @@ they follow the list of actions, not the clock (O7).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -25,12 +25,15 @@ from pipeplan.runtime.stages.saved_tensors import (
     versions,
 )
 
+_Made = Callable[[], Copies]
+"""Waits for copies, and returns them."""
+
 
 @dataclass(slots=True)
 class _OffloadedMicrobatch:
     """One micro-batch: on its way to the host, there, on its way back."""
 
-    copies: Future[Copies]
+    copies: _Made
     leaving: list[SavedStorage]
     gone: tuple[FreedStorage, ...] | None = None
     back: Future[None] | None = None
@@ -48,20 +51,19 @@ class EarlyCopies:
         self._places = {name: place for place, name in enumerate(found)}
         self._versions = versions(self._inputs)
         parts = [flat(each.untyped_storage()) for each in self._inputs]
-        self.size = sum(part.nbytes for part in parts)
         self._copies = way.out(parts)
 
-    def of(self, kept: Sequence[SavedStorage]) -> Future[Copies] | None:
-        """Those of `kept`, which are made now; None if one is missing.
+    def of(self, kept: Sequence[SavedStorage]) -> _Made | None:
+        """What gives those of `kept` when they are made; None if one is missing.
 
         Or if the forward has written to its input: what was copied is not what is saved.
         """
-        made, found = self._copies.result(), Future[Copies]()
-        places = [self._places.get(key(each.saved[0].tensor())) for each in kept]
-        if None in places or self._versions != versions(self._inputs):
+        names = [key(each.saved[0].tensor()) for each in kept]
+        unknown = any(name not in self._places for name in names)
+        if unknown or self._versions != versions(self._inputs):
             return None
-        found.set_result([made[place] for place in places if place is not None])
-        return found
+        copies, places = self._copies, [self._places[name] for name in names]
+        return lambda: [copies.result()[place] for place in places]
 
 
 class ActivationOffload:
@@ -78,7 +80,7 @@ class ActivationOffload:
     def begin(self, microbatch: int, inputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> None:
         """Begins to copy the stage's `inputs`, which its forward reads meanwhile.
 
-        `offload` comes behind that, and tells what of them is saved.
+        Behind the forward `offload` finds what of them is saved.
         """
         self._early[microbatch] = EarlyCopies(inputs, fixed, self._way)
 
@@ -106,15 +108,14 @@ class ActivationOffload:
         early = self._early.pop(microbatch, None)
         copies = early.of(kept) if early else None
         if copies is None:
-            copies = self._way.out([flat(each.storage) for each in kept])
+            copies = self._way.out([flat(each.storage) for each in kept]).result
         size = sum(each.storage.nbytes() for each in kept)
         self._trips[microbatch] = _OffloadedMicrobatch(copies, kept, size=size)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes on the host of each micro-batch that has any, until its backward takes them."""
-        trips = (trip.size for trip in self._trips.values())
-        return (*trips, *(early.size for early in self._early.values()))
+        return tuple(trip.size for trip in self._trips.values())
 
     def free(self, microbatch: int) -> None:
         """Waits until all is copied, then gives it up, in the order in which it comes back.
@@ -123,7 +124,7 @@ class ActivationOffload:
             RuntimeError: if the copy failed, or something was written to that autograd saved.
         """
         trip = self._trips[microbatch]
-        trip.copies.result()
+        trip.copies()
         leaving = range(len(trip.leaving))
         trip.gone = tuple(FreedStorage.of(trip.leaving.pop(0)) for _ in leaving)
 
@@ -136,7 +137,7 @@ class ActivationOffload:
         trip = self._trips[microbatch]
         if trip.gone is None:
             raise self._wrong(microbatch, "brought back before it has left", "FREE_O")
-        pairs = zip((gone.come_back() for gone in trip.gone), trip.copies.result(), strict=True)
+        pairs = zip((gone.come_back() for gone in trip.gone), trip.copies(), strict=True)
         made = [(room, copy) for room, copy in pairs if room is not None]
         copies = [copy for _, copy in made]
         trip.gone = ()

@@ -106,7 +106,7 @@ class StageRunner:
         self._microbatches = microbatches
         self._open: set[int] = set()
         self._leaving: set[int] = set()
-        """Micro-batches whose copies begin, or began, with their forward."""
+        """Micro-batches whose copies begin with the forward that is to come."""
         self._segments = tuple(_segments(spec, (0, len(spec.layers) - 1), spec.runs))
         self._offload = ActivationOffload(spec.index, spec.host) if spec.host else None
         self.names: dict[nn.Parameter, str] = {
@@ -123,6 +123,7 @@ class StageRunner:
         """Take the hooks that parameters have now: a run starts from an empty pipeline."""
         for hooks in self._hooks:
             hooks.follow()
+        self._leaving.clear()
         self._shared = self._shared_buffers()
 
     def end_step(self) -> None:
@@ -227,10 +228,14 @@ class StageRunner:
         self._open.add(microbatch)
         if self.spec.offload_input and not self.spec.index:
             inputs[:] = map(_alone, inputs)
-        if microbatch in self._leaving:
+        leaves = microbatch in self._leaving
+        if leaves:
             self._host().begin(microbatch, inputs, self._fixed_here())
         for segment in self._segments:
             inputs = segment.forward(microbatch, inputs, target)
+        if leaves:
+            self._leaving.remove(microbatch)
+            self._copy(microbatch)
         return inputs
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
@@ -314,9 +319,6 @@ class StageRunner:
 
     def free(self, microbatch: int) -> None:
         """Wait until that is copied, and give its bytes back."""
-        if microbatch in self._leaving:
-            self._leaving.remove(microbatch)
-            self._copy(microbatch)
         self._host().free(microbatch)
 
     def prefetch(self, microbatch: int) -> None:

@@ -19,7 +19,7 @@ from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.one_gpu import in_one_stage
 from pipeplan.ilp.recompute.persistent import persistent_runs, runs_of
 from pipeplan.ilp.runs import Run
-from pipeplan.plan import Plan, Semantics
+from pipeplan.plan import OpKind, Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.remat import from_chain, judge, rematerialize_chain
 from pipeplan.remat.checkpointing.periodic import keep_all, periodic
@@ -121,9 +121,10 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
 
     Where every op lasts, that is: ops without length have an order of their own (O5). Some chains
     have such schedules below the budget of one stage, some of these wait for transfers, and
-    in some saved inputs leave. Choosing of each stage whether its input does makes some shorter.
+    in some saved inputs leave, whole ones with their forward. Choosing of each stage what it sends
+    makes some shorter.
     """
-    found, waited, entered, shorter = 0, 0, 0, 0
+    found, waited, entered, early, shorter = 0, 0, 0, 0, 0
     host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9, duplex=duplex)
     for seed in range(12):
         ample = CostModel(
@@ -147,7 +148,13 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
                 for each in schedule.offloads:
                     leaves, returns = each.times[0]
                     assert leaves + each.ns <= sweep.deferred(each.stage, returns)
+                    begin = schedule.times[OpKind.F, each.stage][0]
+                    end = begin + sweep.length((OpKind.F, each.stage))
+                    first = schedule.stages[each.stage].first
+                    whole_input = not each.runs and each.size == costs.chain.input_of(first)
+                    assert leaves >= (begin if whole_input else end)
                     entered += each.input
+                    early += leaves < end
                 found += 1
                 waited += schedule.period > costs.load_ns(0, 8, 0)
             if schedules:
@@ -157,4 +164,5 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
     assert found >= 24
     assert waited
     assert entered
+    assert early
     assert shorter

@@ -320,6 +320,7 @@ class TestDeadlock:
         ("text", "wait"),
         [
             ("0OFFLOAD0 0FREE_O0 0F0 0PREFETCH0 0B0", "0FREE_O0 waits for rank 0: 0F0"),
+            ("0OFFLOAD0 0PREFETCH0 0F0 0FREE_O0 0B0", "0PREFETCH0 waits for rank 0: 0F0"),
             ("0F0 0FREE_O0 0OFFLOAD0 0PREFETCH0 0B0", "0FREE_O0 waits for rank 0: 0OFFLOAD0"),
             ("0F0 0PREFETCH0 0OFFLOAD0 0FREE_O0 0B0", "0PREFETCH0 waits for rank 0: 0OFFLOAD0"),
             ("0F0 0OFFLOAD0 0FREE_O0 0B0 0PREFETCH0", "0B0 waits for rank 0: 0PREFETCH0"),

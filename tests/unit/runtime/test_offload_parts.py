@@ -21,6 +21,8 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import LayerRanges, OpKind
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.dry_run.clock import VirtualClock
+from pipeplan.runtime.dry_run.planned_times import PlannedTimes
+from pipeplan.runtime.dry_run.run import HostUpdates, TimedStage
 from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks
 from pipeplan.runtime.instrument import CountedFeed
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
@@ -30,7 +32,7 @@ from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from tests import capture_tasks, pipelines
+from tests import capture_tasks, handmade_offload, pipelines
 from tests.captured import captured, chain_of
 from tests.unit.runtime.test_exact import Recomputed
 
@@ -348,6 +350,21 @@ def test_emulated_ways_take_turns() -> None:
     full, half = VirtualClock(), VirtualClock()
     assert ends(EmulatedHostLinks(full, lasting, duplex=True), full, kinds) == [13, 16, 18]
     assert ends(EmulatedHostLinks(half, lasting, duplex=False), half, kinds) == [13, 16, 24]
+
+
+def test_in_a_dry_run_an_input_leaves_with_its_forward() -> None:
+    """OFFLOAD stands before F, whose input comes at 5; F takes 4 ns, the copy 6."""
+    clock, times = VirtualClock(), PlannedTimes.of(handmade_offload.whole_input())
+    lasting = {**times.ops, (OpKind.OFFLOAD, 0): 6}
+    ways = EmulatedHostLinks(clock, lasting, duplex=True)
+    stage = TimedStage(times, 0, clock, ways, HostUpdates())
+    stage.offload(0)
+    clock.until(5)
+    stage.forward(0, [], lambda _: None)
+    assert clock.now() == 5 + 4
+    stage.free(0)
+    assert clock.now() == 5 + 6
+    assert stage.in_flight == 1
 
 
 @pytest.mark.parametrize(("gate", "value"), [(3, 5), (5, 3), (4, 4)])

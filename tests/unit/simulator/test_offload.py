@@ -10,7 +10,8 @@ import pytest
 from pipeplan.errors import DeadlockError, InvalidPlanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Remat
-from pipeplan.simulator import check, simulate
+from pipeplan.program import Program
+from pipeplan.simulator import check, replay, simulate
 from tests import handmade
 from tests.handmade_offload import whole_input
 from tests.offloading import SHARED, TABLE, TIMES, offloaded, one_stage, row, spans, two_stages
@@ -68,8 +69,15 @@ class TestPlanClock:
         assert found.memory == plan.memory
         listed = " ".join(map(str, pattern.ranks[0]))
         assert listed == "0OFFLOAD0+0 0OPT0+3 0F0+0 0FREE_O0+0 0PREFETCH0+2 0B0+2"
+        early = whole_input(at=0)
         with pytest.raises(InvalidPlanError, match="0OFFLOAD0: is due at 0 ns, can start at 1 ns"):
-            check(early := whole_input(at=0), lower(early))
+            check(early, lower(early))
+
+    @pytest.mark.parametrize("waits", ["0FREE_O0 0F0 0PREFETCH0", "0PREFETCH0 0F0 0FREE_O0"])
+    def test_what_waits_for_an_input_to_leave_waits_for_its_forward(self, waits: str) -> None:
+        """OFFLOAD begins with F, so a program that has something between them never ends."""
+        with pytest.raises(DeadlockError, match=f"0: {waits.split()[0]} waits for 0F0"):
+            replay(whole_input(), Program.parse(f"0OFFLOAD0 {waits} 0B0"))
 
     def test_what_is_saved_of_an_input_leaves_behind_its_forward(self) -> None:
         """Only F says which part that is."""

@@ -209,6 +209,7 @@ class TestOrder:
         found = lines(moved(made.one_stage(), **times))
         assert len(found) == (1 if words else 0), found
         assert all(word in found[0] for word in words)
+        assert not words or found[0].startswith("precedence, ")
 
     @pytest.mark.parametrize(
         ("saved", "at", "words"),
