@@ -47,6 +47,11 @@ class Sends(Enum):
     BOTH = "both"
 
 
+STARTS = (Sends.INSIDE, Sends.BOTH, Sends.INPUT)
+"""What all stages send at first, of equally short ones the first: terms of memory are less exact
+where tensors ride along in inputs that leave, (M9) of docs/reference/model.md."""
+
+
 @dataclass(frozen=True)
 class DeviceShare:
     """What one GPU does for each micro-batch, and the bytes it has for that.
@@ -86,7 +91,7 @@ class OneAtATime:
             )
             return min(alike, key=_Choice.length)
 
-        self._choices = [best(sends) for sends in ((Sends.BOTH,) if quick else Sends)]
+        self._choices = [best(sends) for sends in ((Sends.BOTH,) if quick else STARTS)]
 
     def choose(self, go_on: GoOn) -> None:
         """Of each stage by itself what it sends, while `go_on` says.
