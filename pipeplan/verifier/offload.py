@@ -8,9 +8,9 @@ from operator import add
 from pipeplan.plan import OpKind, Plan
 from pipeplan.verifier.host_states import stage_on_host
 from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak
-from pipeplan.verifier.moments import Hold, Moment, free_of, start_of
+from pipeplan.verifier.moments import Hold, free_of, start_of
 from pipeplan.verifier.stage_bytes import offloaded
-from pipeplan.verifier.timetable import TimedOp, Timetable
+from pipeplan.verifier.timetable import Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
 
@@ -22,13 +22,10 @@ def release(table: Timetable, ledgers: Sequence[GpuLedger], hold: Hold) -> None:
         for copy in copies:
             there, back = (table[kind, stage, copy] for kind in (OpKind.OFFLOAD, OpKind.PREFETCH))
             ledger.touch(hold.issue(there))
-            left = max(free_of(there), _unused(there, table[OpKind.F, stage, copy]))
+            # Until its forward ends that uses what leaves, even if it has been copied: (H5).
+            used, copied = table[OpKind.F, stage, copy].end, free_of(there)
+            left = copied._replace(time=max(copied.time, used))
             ledger.hold(away, left, hold.post(back))
-
-
-def _unused(there: TimedOp, forward: TimedOp) -> Moment:
-    """Until then the forward uses what leaves, even if it has been copied: (H5)."""
-    return free_of(there)._replace(time=forward.end)
 
 
 def host_bytes(table: Timetable) -> tuple[int, ...]:

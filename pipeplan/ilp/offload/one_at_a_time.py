@@ -179,12 +179,14 @@ class _Stages:
         return replace(self, segments=segments, sends=sends)
 
     def changed(self, stage: int) -> Iterator[_Stages]:
-        """One stage sends something else."""
-        now = self.leaving(stage)
+        """One stage sends something else; each once, where two of `Sends` are the same."""
+        known = {self.leaving(stage)}
         for other in Sends:
             sends = (*self.sends[:stage], other, *self.sends[stage + 1 :])
             changed = replace(self, sends=sends)
-            if (leaves := changed.leaving(stage)) != now and leaves[0]:
+            leaves = changed.leaving(stage)
+            if leaves[0] and leaves not in known:
+                known.add(leaves)
                 yield changed
 
     def time(self, op: DeviceOp) -> int:

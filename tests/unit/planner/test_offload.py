@@ -86,7 +86,7 @@ def test_the_last_gpu_offloads_between_its_stages() -> None:
     plan = solve(equal, two, Config(**limits))
     assert verify(plan) == ()
     assert plan.period_ns == 4 * (10 + 20)
-    assert {stage.gpu for stage in plan.stages if stage.offloads} == {0, 1}
+    assert {stage.gpu for stage in plan.stages if stage.remat and stage.remat.offload} == {0, 1}
     with pytest.raises(TimeLimitError):
         solve(equal, two, Config(**limits, method="contiguous"))
 
