@@ -205,6 +205,12 @@ class Chain(Document):
                 "what is kept of input and output less both: a forward holds all it keeps",
             ),
             (
+                "forward_light_workspace_bytes",
+                layer.forward_light_workspace_bytes or 0,
+                -layer.output_bytes,
+                "less the output: a forward without autograd holds its input",
+            ),
+            (
                 "backward_workspace_bytes",
                 layer.backward_workspace_bytes,
                 -gradients,

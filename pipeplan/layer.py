@@ -81,6 +81,10 @@ class Layer(Record):
     forward_workspace_bytes: Signed = 0
     backward_workspace_bytes: Signed = 0
     """What the peaks are above the sums of (M3); below zero where tensors share storage."""
+    forward_light_workspace_bytes: Signed | None = Field(
+        default=None, exclude_if=lambda size: size is None
+    )
+    """Beside input and output, of a forward without autograd; None: unknown (V3)."""
     optimizer_workspace_bytes: Count = 0
     buffer_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
     """Buffers, part of `optimizer_bytes`: copied while the layer is computed again (V4)."""
@@ -114,6 +118,12 @@ class Layer(Record):
     def light_ns(self) -> int:
         """A forward without autograd; where the chain does not tell, one that keeps all."""
         return self.forward_ns if self.forward_light_ns is None else self.forward_light_ns
+
+    @property
+    def light_workspace_bytes(self) -> int:
+        """Of a forward without autograd; where the chain does not tell, one that keeps all."""
+        told = self.forward_light_workspace_bytes
+        return self.forward_workspace_bytes + self.saved_bytes if told is None else told
 
     @property
     def tells_split(self) -> bool:
@@ -215,6 +225,7 @@ def _check_passing(keeps: Layer | LayerOption, where: str) -> None:
 _OPTION = tuple(LayerOption.model_fields.keys() - {"program"})
 _WHOLE: dict[str, int | tuple[LayerOption, ...] | None] = {
     "forward_light_ns": None,
+    "forward_light_workspace_bytes": None,
     "backward_weight_ns": None,
     "backward_input_ns": None,
     "forward_split_ns": None,

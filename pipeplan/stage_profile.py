@@ -127,6 +127,11 @@ def _refined(layers: Sequence[Layer], stage: StageMeasure) -> list[Layer]:
                 **{name: values[index] for name, values in times.items()},
                 "forward_workspace_bytes": layer.forward_workspace_bytes + forward,
                 "backward_workspace_bytes": layer.backward_workspace_bytes + backward,
+                "forward_light_workspace_bytes": (
+                    None
+                    if layer.forward_light_workspace_bytes is None
+                    else layer.forward_light_workspace_bytes + forward
+                ),
                 **_parts(layer, times["forward_ns"][index], times["backward_ns"][index]),
             }
         )

@@ -83,6 +83,7 @@ def chains(draw: st.DrawFn, *, most: int = 4) -> dict[str, Any]:
             "output_gradient_bytes": st.none() | counts,
             "saved_bytes": counts,
             "forward_workspace_bytes": counts,
+            "forward_light_workspace_bytes": st.none() | counts,
             "backward_workspace_bytes": counts,
             "optimizer_workspace_bytes": counts,
             "forward_split_ns": st.none() | st.integers(forward, MAX_INT),

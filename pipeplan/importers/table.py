@@ -15,7 +15,10 @@ _FIELDS = tuple(
     field for field in Layer.model_fields if field not in ("riding", "modules", "options")
 )
 """What a cell can fill; the others are lists of records, or of exporters."""
-_SIGNED = ("forward_workspace_bytes", "backward_workspace_bytes", "input_backward_workspace_bytes")
+_SIGNED = (
+    "forward_workspace_bytes", "forward_light_workspace_bytes",
+    "backward_workspace_bytes", "input_backward_workspace_bytes",
+)  # fmt: skip
 """Sizes that may be below zero."""
 
 

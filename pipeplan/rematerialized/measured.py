@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from pipeplan.capture.boundary_trace import call_layer
@@ -55,8 +54,6 @@ class ModuleMeasurements:
 
     facts: tuple[LayerFacts, ...]
     sizes: tuple[LayerBytes, ...]
-    light: tuple[int, ...]
-    """Working bytes of each layer's forward that keeps nothing."""
     backward_work: tuple[int, ...]
     """Working bytes of each backward beside what is kept and the gradients."""
     gradients: tuple[int, ...]
@@ -76,7 +73,6 @@ def measure_module(split: SplitModel, sample: Sample, offload: bool) -> ModuleMe
     runs = list(_Runs(split, sample))
     own = runs[: len(split.layers)]
     facts = _changed_by_any(own, [layer_facts(run) for run in own])
-    light = tuple(map(_light, own))
     sizes: list[LayerBytes] = []
     for run in runs:
         with taped() if offload and run.name != LOSS else nullcontext():
@@ -88,7 +84,6 @@ def measure_module(split: SplitModel, sample: Sample, offload: bool) -> ModuleMe
     return ModuleMeasurements(
         facts=facts,
         sizes=tuple(sizes),
-        light=light,
         backward_work=tuple(each.work for each in back),
         gradients=(*(each.gradient for each in back[1:]), sizes[-1].output_gradient),
         loss_bytes=_loss_bytes(runs[-1]),
@@ -142,18 +137,6 @@ class _Runs:
         self._flags = tuple(output.requires_grad for output in outputs)
         self._index += 1
         return run
-
-
-def _light(run: LayerRun) -> int:
-    """Most bytes beside input and output while the layer runs without keeping anything."""
-    live = LiveBytes([*run.layer.parameters(), *run.layer.buffers()])
-    with live, torch.no_grad():
-        base = live.live
-        one = LayerPass(run)
-        live.reset_peak()
-        one.forward()
-        inputs = sum(value.nbytes for value in run.inputs)
-        return live.peak - base - inputs - one.output_bytes
 
 
 def _loss_bytes(run: LayerRun) -> int:
@@ -223,7 +206,7 @@ def costs_of(split: SplitModel, found: ModuleMeasurements, sample: Sample, stati
         saved=tuple(size.saved for size in sizes),
         saved_output=tuple(size.saved_output for size in sizes),
         forward_work=tuple(size.forward_workspace for size in sizes),
-        light_work=(*found.light, sizes[-1].forward_workspace + sizes[-1].saved),
+        light_work=tuple(size.light_workspace for size in sizes),
         backward_work=own,
         static=static,
         storages=shared(found.facts, sizes[-1]),

@@ -135,7 +135,7 @@ def _most_light(chain: Chain, first: int, last: int) -> int:
     for index in range(first, last + 1):
         layer = chain.layers[index]
         live += layer.output_bytes
-        most = max(most, live + layer.forward_workspace_bytes + layer.saved_bytes)
+        most = max(most, live + layer.light_workspace_bytes)
         if index > first:
             live -= chain.input_of(index)
     return most

@@ -222,7 +222,10 @@ class _Walk:
         for index in range(first, last + 1):
             layer = chain.layers[index]
             held = outside | riders.entering[first] if index > first else outside
-            live = chain.input_of(index) - riders.of_all(riders.through[index] & held)
-            live += layer.forward_workspace_bytes + layer.saved_bytes + layer.output_bytes
+            # Where it is measured, all of its input was there until the end.
+            told = layer.forward_light_workspace_bytes is not None
+            there = riders.entering[index] if told else riders.through[index]
+            live = chain.input_of(index) - riders.of_all(there & held)
+            live += layer.light_workspace_bytes + layer.output_bytes
             most = max(most, live + (own if index > first else 0))
         return most

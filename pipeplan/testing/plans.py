@@ -117,10 +117,13 @@ def random_chain(rng: Random, count: int) -> Chain:
                 output_bytes=output,
                 output_gradient_bytes=None if rng.random() < 0.6 else some(7),
                 saved_input_bytes=(kept := rng.randint(0, size)),
-                saved_bytes=some(6),
+                saved_bytes=(rest := some(6)),
                 saved_output_bytes=(out := rng.randint(0, output)),
                 saved_passing_bytes=min(kept, output - out) if kept % 2 else 0,
-                forward_workspace_bytes=some(6, 0.5),
+                forward_workspace_bytes=(work := some(6, 0.5)),
+                forward_light_workspace_bytes=(None, work, rest // 2 - output, rest + 2 * work)[
+                    (rest + gradient) % 4
+                ],
                 backward_workspace_bytes=some(6, 0.5),
                 optimizer_workspace_bytes=some(20, 0.5),
                 parameters=(f"p{index}",),

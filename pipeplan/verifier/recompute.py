@@ -153,11 +153,16 @@ def _light(chain: Chain, first: int, last: int) -> int:
     return max(
         (entry if index > first else 0)
         + chain.input_of(index)
-        + chain.layers[index].forward_workspace_bytes
-        + chain.layers[index].saved_bytes
+        + _beside(chain.layers[index])
         + chain.layers[index].output_bytes
         for index in range(first, last + 1)
     )
+
+
+def _beside(layer: Layer) -> int:
+    """(V3): fl, or what bounds it where the chain does not tell."""
+    told = layer.forward_light_workspace_bytes
+    return layer.forward_workspace_bytes + layer.saved_bytes if told is None else told
 
 
 def _again(chain: Chain, first: int, last: int, saved_before: int, copied: int) -> int:

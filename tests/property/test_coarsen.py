@@ -29,6 +29,7 @@ DRAWN = (
     "saved_bytes", "weight_bytes", "gradient_bytes", "waiting_gradient_bytes", "optimizer_bytes",
     "optimizer_ns", "forward_workspace_bytes", "backward_workspace_bytes",
     "optimizer_workspace_bytes", "parameters", "forward_light_ns", "saved_passing_bytes",
+    "forward_light_workspace_bytes",
     "buffer_bytes", "frozen_bytes",
 )  # fmt: skip
 """The fields that `chains` varies."""
@@ -65,6 +66,7 @@ def chains(
                 "optimizer_workspace_bytes": draw(size),
                 "parameters": draw(st.sampled_from([(), (), (), ("a",), ("b",)])),
                 "forward_light_ns": draw(st.none() | size),
+                "forward_light_workspace_bytes": draw(st.none() | size),
                 "buffer_bytes": draw(size),
                 "frozen_bytes": draw(size),
             }

@@ -29,6 +29,7 @@ EXAMPLES = settings(
 YOUNGER: dict[str, Any] = {
     "tied": "colocate",
     "forward_light_ns": None,
+    "forward_light_workspace_bytes": None,
     "forward_split_ns": None,
     "backward_input_ns": None,
     "waiting_gradient_bytes": 0,

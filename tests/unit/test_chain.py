@@ -96,12 +96,22 @@ def test_frozen() -> None:
         chain().name = "other"  # type: ignore[misc]
 
 
-def test_a_chain_without_light_forwards_has_the_digest_it_always_had() -> None:
+@pytest.mark.parametrize("field", ["forward_light_ns", "forward_light_workspace_bytes"])
+def test_a_chain_without_light_forwards_has_the_digest_it_always_had(field: str) -> None:
     """A field that is younger than the format is in a file only where it says something."""
     plain = Layer(name="a", forward_ns=4, backward_ns=8, output_bytes=1)
-    known = plain.model_copy(update={"forward_light_ns": 3})
-    assert "forward_light_ns" not in Chain(name="x", layers=(plain,)).to_json()
-    assert "forward_light_ns" in Chain(name="x", layers=(known,)).to_json()
+    known = plain.model_copy(update={field: 3})
+    assert field not in Chain(name="x", layers=(plain,)).to_json()
+    assert field in Chain(name="x", layers=(known,)).to_json()
+
+
+def test_a_forward_without_autograd_holds_its_input() -> None:
+    """What it needs beside input and output is no less than minus the output of 4 bytes."""
+    assert chain(forward_light_workspace_bytes=-4).layers[1].light_workspace_bytes == -4
+    with pytest.raises(
+        InputError, match=r"forward_light_workspace_bytes: got -5, need at least -4"
+    ):
+        chain(forward_light_workspace_bytes=-5)
 
 
 def riding(*layers: list[dict[str, Any]]) -> Chain:

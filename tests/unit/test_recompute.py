@@ -103,6 +103,21 @@ def test_buffers_are_copied_beside_the_second_forward() -> None:
     assert simulator.check(again, lowering.lower(again)).memory == again.memory
 
 
+@pytest.mark.parametrize(("light", "peak"), [((0, 60, 0), 84), ((60, 0, 0), 76), ((0, -8, 0), 41)])
+def test_what_a_first_forward_needs_may_be_known(light: tuple[int, int, int], peak: int) -> None:
+    """(V3): x_0 6 + x_1 10 + lw 60 + y 8, or x_0 6 + lw 60 + y 10; else what comes back counts."""
+    layers = tuple(
+        layer.model_copy(update={"forward_light_workspace_bytes": size})
+        for layer, size in zip(CHAIN.layers, light, strict=True)
+    )
+    plan = one_stage((0, 2), 9, 21)
+    chain = CHAIN.model_copy(update={"layers": layers})
+    told = settle(plan.model_copy(update={"chain": chain, "chain_digest": chain.digest()}))
+    assert verify(told) == ()
+    assert told.memory[0].peak_bytes == peak
+    assert simulator.check(told, lowering.lower(told)).memory == told.memory
+
+
 @pytest.mark.parametrize(
     "field", ["forward_ns", "backward_ns", "output_bytes", "saved_bytes", "optimizer_bytes"]
 )

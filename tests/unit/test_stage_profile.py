@@ -101,8 +101,12 @@ def test_only_bytes_that_were_missed_are_added() -> None:
     profile = StageProfile(
         stages=(stage(0, 0, 1, 2, forward_peak_bytes=14), stage(1, 1, 1, 2, backward_peak_bytes=3))
     )
-    first, second = refine(chain_of(1, 1), profile).layers
+    chain = chain_of(1, 1)
+    known = chain.layers[0].model_copy(update={"forward_light_workspace_bytes": -1})
+    chain = chain.model_copy(update={"layers": (known, chain.layers[1])})
+    first, second = refine(chain, profile).layers
     assert (first.forward_workspace_bytes, first.backward_workspace_bytes) == (4, 0)
+    assert (first.forward_light_workspace_bytes, second.forward_light_workspace_bytes) == (3, None)
     assert (second.forward_workspace_bytes, second.backward_workspace_bytes) == (0, 0)
 
 

@@ -221,6 +221,7 @@ def _layer(
         saved_passing_bytes=size.saved_passing,
         forward_workspace_bytes=size.forward_workspace,
         backward_workspace_bytes=size.backward_workspace,
+        forward_light_workspace_bytes=size.light_workspace,
         optimizer_workspace_bytes=cost.step.workspace_bytes,
         buffer_bytes=sum(part.nbytes for buffer in layer.buffers() for part in dense(buffer)),
         frozen_bytes=frozen,

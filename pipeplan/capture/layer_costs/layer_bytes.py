@@ -63,6 +63,8 @@ class LayerBytes:
     forward_peak: int
     """Most that lived during the forward, beyond the states."""
     backward_peak: int
+    light_workspace: int = 0
+    """Of a forward without autograd."""
     carried: Carried = Carried()
     """Nothing where the allocator tells what lives: it does not know whose storage it is."""
     kept_inputs: tuple[bool, ...] = ()
@@ -91,6 +93,7 @@ def measure_bytes(run: LayerRun, held: Collection[int] = ()) -> LayerBytes:
 
         forward_workspace  = peak(F) - (input + saved + output)
         backward_workspace = peak(B) - (saved, all parts + gradients of output and input)
+        light_workspace    = peak(F without autograd) - (input + output)
 
     The parameters need gradient buffers already: adding to them is part of the backward.
     Where layers are compiled the allocator tells what lives (`recorded`), else the operations do.
@@ -104,7 +107,10 @@ def measure_bytes(run: LayerRun, held: Collection[int] = ()) -> LayerBytes:
         with recorded(_device(run)) as taken:
             _run(run, taken)
             size = _both(run, taken, held)
-            return replace(size, carried=Carried(), kept_inputs=(), kept_outputs=())
+            light = _light_workspace(run, taken)
+            return replace(
+                size, light_workspace=light, carried=Carried(), kept_inputs=(), kept_outputs=()
+            )
     states = [*run.layer.parameters(), *run.layer.buffers()]
     sums = (total for state in states if (total := sum_of(state)) is not None)
     live = LiveBytes([*states, *sums])
@@ -113,7 +119,20 @@ def measure_bytes(run: LayerRun, held: Collection[int] = ()) -> LayerBytes:
         # micro-batch, so only the second one counts.
         _run(run, live)
         size = _both(run, live, held)
-        return replace(size, carried=_until_the_end(run, live, size, held))
+        light = _light_workspace(run, live)
+        carried = _until_the_end(run, live, size, held)
+        return replace(size, light_workspace=light, carried=carried)
+
+
+def _light_workspace(run: LayerRun, live: LiveBytes | RecordedBytes) -> int:
+    """Of a forward that keeps nothing, whose caller keeps the input to run it again."""
+    base = live.live
+    one = LayerPass(run, held=range(len(run.inputs)))
+    live.reset_peak()
+    with torch.no_grad():
+        one.forward()
+    inputs = sum(value.nbytes for value in run.inputs)
+    return live.peak - base - inputs - one.output_bytes
 
 
 def _until_the_end(

@@ -136,7 +136,8 @@ class _Paths:
             gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
             under = [layer, *(layer.under(option) for option in layer.options)]
             self._ways.append([_way(layer, one, stays[index], gradients) for one in under])
-            running = 2 * layer.forward_ns * _ahead(layer)
+            light = layer.light_workspace_bytes + layer.output_bytes  # (V3)
+            running = layer.forward_ns * (light + _ahead(layer))
             running += layer.backward_ns * (_kept(layer) + _back(layer, gradients))
             self._runs.append(
                 _Running(

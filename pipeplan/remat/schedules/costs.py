@@ -92,9 +92,8 @@ class Costs:
 def from_chain(chain: Chain) -> Costs:
     """The costs of `chain` on one device.
 
-    A chain does not tell how much of `saved_bytes` is alive at once in a forward that keeps
-    nothing; at most all of it is, so that is what such a forward is charged (R2). A chain may
-    not tell that forward's time either; then it is charged what one that keeps all takes.
+    A chain may not tell what a forward that keeps nothing needs (R2), nor its time; then it is
+    charged what one that keeps all needs and takes.
 
     Raises:
         InputError: if times or bytes add up to too much.
@@ -112,7 +111,7 @@ def from_chain(chain: Chain) -> Costs:
         saved=tuple(layer.saved_bytes for layer in layers),
         saved_output=tuple(layer.saved_output_bytes for layer in layers),
         forward_work=tuple(layer.forward_workspace_bytes for layer in layers),
-        light_work=tuple(layer.forward_workspace_bytes + layer.saved_bytes for layer in layers),
+        light_work=tuple(layer.light_workspace_bytes for layer in layers),
         backward_work=tuple(layer.backward_workspace_bytes for layer in layers),
         static=sum(
             layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes for layer in layers

@@ -74,9 +74,11 @@ def predicted(chain: Chain, first: int, last: int, count: int) -> Held:
     return Held(count * kept, others + max(forward), others + max(backward))
 
 
-def measured(task: Task, model: SplitModel, first: int, last: int, count: int) -> Held:
-    """The same of a stage of the runtime, counted by LiveBytes."""
-    stage, inputs, final = make_stage(task, model, first, last, count)
+def measured(
+    task: Task, model: SplitModel, first: int, last: int, count: int, *, again: bool = False
+) -> Held:
+    """The same of a stage of the runtime, all of it computed `again`, counted by LiveBytes."""
+    stage, inputs, final = make_stage(task, model, first, last, count, again=again)
     buffers = [tensor for layer in stage.spec.layers for tensor in layer.buffers()]
     live = LiveBytes([*stage.weights.tensors(), *buffers])
     target = task.microbatch(0)[1]
@@ -117,6 +119,7 @@ def make_stage(
     count: int,
     *,
     split_backward: bool = False,
+    again: bool = False,
 ) -> tuple[StageRunner, tuple[Tensor, ...], bool]:
     """The runtime's stage of layers first..last, an input for it, whether it is the last one."""
     final = last == len(model.layers) - 1
@@ -130,6 +133,7 @@ def make_stage(
         loss=task.loss if final else None,
         seed=0,
         split_backward=split_backward,
+        runs=((0, last - first),) if again else (),
     )
     optimizing = OptimizerFactory(task.optimizer)
     ownership = ParameterOwnership((), optimizing, versions=1, microbatches=count, deferred=False)
@@ -201,6 +205,25 @@ def giving(*, uses: bool) -> Task:
         return rows(number, 4, 6), rows(number + 1, 4, 3)
 
     return Task(model=layers, loss=functional.mse_loss, optimizer=sgd, data=data)
+
+
+@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2])
+def test_a_first_forward_needs_what_the_chain_predicts(make: Callable[[], Task]) -> None:
+    """(V3) to the byte, of any run; one that ends with the loss has given up its last input."""
+    task, model, chain = profiled(make)
+    final = len(model.layers) - 1
+    for first, last in spans(len(model.layers)):
+        needs = [
+            (chain.input_of(first) if layer > first else 0)
+            + chain.input_of(layer)
+            + (chain.layers[layer].forward_light_workspace_bytes or 0)
+            + chain.layers[layer].output_bytes
+            for layer in range(first, last + 1)
+        ]
+        got = measured(task, model, first, last, 1, again=True).forward_peak
+        given_up = chain.input_of(final) if first < last == final else 0
+        assert max(needs) - given_up <= got <= max(needs), (first, last)
+        assert got == max(needs) or needs[-1] == max(needs), (first, last)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -54,7 +54,10 @@ def taken(chain: Chain, runs: Runs) -> tuple[int, int]:
             layer = layers[inside]
             time += layer.forward_ns
             held += (layer.saved_bytes + layer.saved_output_bytes) * layer.backward_ns
-            first = layer.saved_bytes + layer.forward_workspace_bytes + layer.output_bytes
+            light = layer.forward_light_workspace_bytes
+            if light is None:
+                light = layer.saved_bytes + layer.forward_workspace_bytes
+            first = light + layer.output_bytes
             held += layer.forward_ns * first + working(chain, inside, layer)
         saved, at = 0, run.last + 1
     return time, held

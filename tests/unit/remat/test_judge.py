@@ -205,14 +205,18 @@ def test_everything_kept_agrees_with_the_stage_formulas() -> None:
 
 
 def test_costs_of_a_chain_charge_what_it_says() -> None:
-    """Sizes come from the layers; a forward that keeps nothing is charged its saved bytes too."""
+    """Sizes come from the layers; what a forward needs that keeps nothing may not be known."""
     from pipeplan.chain import Chain
 
     chain = Chain.from_data(data("chain"))
     costs, layer = from_chain(chain), chain.layers[0]
     assert costs.layers == len(chain.layers)
     assert costs.boundary[0] == chain.input_bytes
+    assert layer.forward_light_workspace_bytes is None
     assert costs.light_work[0] == layer.forward_workspace_bytes + layer.saved_bytes
+    known = layer.model_copy(update={"forward_light_workspace_bytes": -1})
+    told = chain.model_copy(update={"layers": (known, *chain.layers[1:])})
+    assert from_chain(told).light_work == (-1, *costs.light_work[1:])
     assert costs.static == sum(
         each.weight_bytes + each.gradient_bytes + each.optimizer_bytes for each in chain.layers
     )

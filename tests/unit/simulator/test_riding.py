@@ -28,6 +28,7 @@ def with_riders(chain: Chain, riders: list[Rider]) -> Chain:
         here = [rider for rider in riders if rider[1] <= index <= rider[2]]
         given = sum(size for size, first, last, _ in riders if first <= index + 1 <= last)
         passed = sum(size for size, _, last, _ in here if last > index)
+        light = layer.forward_light_workspace_bytes
         fields: dict[str, Any] = {
             "output_bytes": layer.output_bytes + given,
             "output_gradient_bytes": layer.gradient_of_output_bytes,
@@ -36,6 +37,7 @@ def with_riders(chain: Chain, riders: list[Rider]) -> Chain:
             "saved_input_bytes": layer.saved_input_bytes
             + sum(size for size, _, _, kept in here if index in kept),
             "forward_workspace_bytes": layer.forward_workspace_bytes - passed,
+            "forward_light_workspace_bytes": None if light is None else light - passed,
             "options": (),
             "riding": tuple(
                 RidingTensor(size_bytes=size, kept=index in kept, passed=last > index)
@@ -216,6 +218,22 @@ def test_a_run_keeps_its_input_once() -> None:
     """Of two runs in a row the second keeps of its input what the first does not."""
     found = four([(0, 3, 0)], stage0=Remat(recompute=((1, 1), (2, 2))))
     assert found[0].size.kept == 110 + 10 + 15
+
+
+@pytest.mark.parametrize(("light", "forward"), [(None, 1245), (1000, 1150)])
+def test_an_input_is_there_through_a_first_forward(light: int | None, forward: int) -> None:
+    """Layer 3, run again, takes a tensor of 100 bytes that layer 1 keeps, as long as it runs.
+
+    Before it are si 110 + r 5 of layer 1, 10 + 5 of layer 2; it needs x 10 + lw 1000 + y 10. Where
+    fw 990 + r 5 stand for lw nobody knows whether the tensor, which it does not keep, is there.
+    """
+    rows = [*LAYERS[:3], {**LAYERS[3], "forward_workspace_bytes": 990}]
+    chain = with_riders(handmade.chain([(1, 2)] * 4, rows), [(100, 1, 3, frozenset({1}))])
+    last = chain.layers[3].model_copy(update={"forward_light_workspace_bytes": light})
+    chain = chain.model_copy(update={"layers": (*chain.layers[:3], last)})
+    plan = handmade.packed(chain, [(0, 3, 0)], 12)
+    again = plan.stages[0].model_copy(update={"remat": Remat(recompute=((3, 3),))})
+    assert once(plan.model_copy(update={"stages": (again,)}))[0].size.forward == forward
 
 
 def test_what_may_leave_counts_in_itself() -> None:
