@@ -160,7 +160,7 @@ def _light(chain: Chain, first: int, last: int) -> int:
 
 
 def _beside(layer: Layer) -> int:
-    """(V3): fl, or what bounds it where the chain does not tell."""
+    """What lw of (V3) is, where the chain does not tell as well."""
     told = layer.forward_light_workspace_bytes
     return layer.forward_workspace_bytes + layer.saved_bytes if told is None else told
 

@@ -31,18 +31,18 @@ KEPT, RUN, INSIDE, OPTION = range(4)
 stage's end; from here on, one of its options."""
 INPUT, INPUT_GRADIENT, OUTPUT, OUTPUT_GRADIENT, BUFFERS, OPTIONS = range(6)
 """Bytes of each layer's ends and of its buffers; how many options it has."""
-SAVED_INPUT, SAVED_REST, SAVED_OUTPUT, FORWARD_MORE, BACKWARD_MORE, UNSAVED = range(6)
+SAVED_INPUT, SAVED_REST, SAVED_OUTPUT, FORWARD_MORE, BACKWARD_MORE, LIGHT_MORE, UNSAVED = range(7)
 """Bytes of each layer that keeps all, and of each under an option: what it saves, its workspaces,
-and what of its output is nowhere else."""
+that of a forward without autograd among them, and what of its output is nowhere else."""
 ENDS, FIGURES, SUMS_OF_NS = range(3)
 """Ends are by layer, figures by way (all kept, options) and layer, sums of times by way, GPU, op
 and layer."""
 WayArrays = tuple[Ints, Ints, Ints]
 """What `way_arrays` returns: `ENDS` to `SUMS_OF_NS`."""
-NO_WAYS: Final = (np.zeros((6, 0), int), np.zeros((1, 6, 0), int), np.zeros((1, 1, 2, 1), int))
+NO_WAYS: Final = (np.zeros((6, 0), int), np.zeros((1, 7, 0), int), np.zeros((1, 1, 2, 1), int))
 """In place of `way_arrays` where all layers keep all."""
 _SAVED: Final = ("saved_input_bytes", "saved_bytes", "saved_output_bytes")
-_MORE: Final = ("forward_workspace_bytes", "backward_workspace_bytes")
+_MORE: Final = ("forward_workspace_bytes", "backward_workspace_bytes", "light_workspace_bytes")
 
 
 def way_arrays(costs: CostModel) -> WayArrays:
@@ -234,11 +234,11 @@ def _peaks(by_way: WayArrays, first: int, end: int, held: int) -> tuple[int, int
         if layer > first:
             past = kept
             kept += max(figures[SAVED_OUTPUT, layer - 1], figures[SAVED_INPUT, layer])
-        rest = figures[SAVED_REST, layer]
-        saved += rest
-        running = ends[INPUT, layer] + figures[FORWARD_MORE, layer] + ends[OUTPUT, layer]
-        light = max(light, (source if layer > first else 0) + rest + running)
-        going = max(going, past + saved + running)
+        saved += figures[SAVED_REST, layer]
+        around = ends[INPUT, layer] + ends[OUTPUT, layer]
+        keeping = source if layer > first else 0
+        light = max(light, keeping + around + figures[LIGHT_MORE, layer])
+        going = max(going, past + saved + around + figures[FORWARD_MORE, layer])
         gradients = ends[OUTPUT_GRADIENT, layer] + ends[INPUT_GRADIENT, layer]
         own = figures[SAVED_OUTPUT, layer] + figures[BACKWARD_MORE, layer] + gradients
         back = max(back, kept + saved + own)

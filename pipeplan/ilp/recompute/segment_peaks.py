@@ -51,10 +51,9 @@ def peaks_from(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]
             past = kept
             kept += max(chain.layers[index - 1].saved_output_bytes, layer.saved_input_bytes)
         saved += layer.saved_bytes
-        running = size + layer.forward_workspace_bytes + layer.output_bytes
-        keeping = source if index > first else 0
-        light = max(light, keeping + size + layer.light_workspace_bytes + layer.output_bytes)
-        going = max(going, past + saved + running)
+        around, keeping = size + layer.output_bytes, source if index > first else 0
+        light = max(light, keeping + around + layer.light_workspace_bytes)
+        going = max(going, past + saved + around + layer.forward_workspace_bytes)
         gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
         own = layer.saved_output_bytes + layer.backward_workspace_bytes + gradients
         back = max(back, kept + saved + own)
