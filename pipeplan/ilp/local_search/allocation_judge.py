@@ -97,7 +97,9 @@ def _relief(
     for number in range(count):
         stay = (times[B, number] - times[F, number]).sum() // copies
         rests[number] = stay - stages[number].forward
-        most[number] = offloadable(by_way, ways, firsts[number], firsts[number + 1])
+        first = firsts[number]
+        beside = number > 0 and homes[first - 1] == homes[first]
+        most[number] = offloadable(by_way, ways, first, firsts[number + 1], beside)
     return relief(rests, homes[firsts[:-1]], most, over, copies, period, host)
 
 

@@ -247,9 +247,9 @@ def _peaks(by_way: WayArrays, first: int, end: int, held: int) -> tuple[int, int
 
 
 @compiled
-def offloadable(by_way: WayArrays, ways: Ints, first: int, behind: int) -> int:
-    """The most bytes of a stage that may leave: (H1), of layers that keep all."""
-    figures, found = by_way[FIGURES][0], 0
+def offloadable(by_way: WayArrays, ways: Ints, first: int, behind: int, beside: bool) -> int:
+    """The most bytes of a stage that may leave: (H1), of layers that keep all, and its input's."""
+    figures, found = by_way[FIGURES][0], _entering(by_way, ways, first, beside)
     for layer in range(first, behind):
         if ways[layer] != KEPT:
             continue
@@ -257,3 +257,17 @@ def offloadable(by_way: WayArrays, ways: Ints, first: int, behind: int) -> int:
         if layer > first and ways[layer - 1] == KEPT:
             found += max(figures[SAVED_OUTPUT, layer - 1], figures[SAVED_INPUT, layer])
     return found
+
+
+@compiled
+def _entering(by_way: WayArrays, ways: Ints, first: int, beside: bool) -> int:
+    """As `own_input_bytes`: what is saved of a stage's input, by its first piece or before it."""
+    before = 0
+    if beside and first > 0:
+        before = _saved_output(by_way, ways[first - 1], first - 1)
+        if before > 0 and ways[first - 1] >= OPTION:
+            return 0
+    if ways[first] >= OPTION:
+        return 0
+    own = by_way[FIGURES][0][SAVED_INPUT, first]
+    return int(max(before, by_way[ENDS][INPUT, first] if runs_again(ways[first]) else own))

@@ -17,6 +17,9 @@ Segment = tuple[int, int]
 MOST = 32
 """Numbers of bytes that are told apart."""
 
+Sent = tuple[int, tuple[Segment, ...], bool]
+"""(bytes, runs, whether what is saved of the stage's input is among them)."""
+
 _Runs = tuple["_Runs", Segment] | None
 """The runs before and the last one."""
 
@@ -51,6 +54,29 @@ def byte_options(
     found = _spread({**leaves, **stays})
     listed = ((size, _listed(costs, runs)) for size, runs in sorted(found.items()) if size)
     return tuple(listed)
+
+
+def stage_options(costs: CostModel, first: int, last: int, *, covered: bool) -> tuple[Sent, ...]:
+    """What a stage of layers first..last can send, fewest bytes first: runs, its input, or both.
+
+    Args:
+        costs: chain, and what of it is recomputed.
+        first: layer.
+        last: layer.
+        covered: whether the stage before is on the same GPU.
+    """
+    inside = byte_options(costs, first, last)
+    found: dict[int, Sent] = {size: (size, runs, False) for size, runs in inside}
+    entry = own_input_bytes(costs, first, covered=covered)
+    for size, runs in ((0, ()), *inside) if entry else ():
+        found.setdefault(size + entry, (size + entry, runs, True))
+    return tuple(found[size] for size in sorted(found))
+
+
+def leaves_early(chain: Chain, first: int, sent: Sent) -> bool:
+    """Whether all of a stage's input leaves alone: it is copied while the forward runs, (H3)."""
+    size, runs, _ = sent
+    return not runs and size == chain.input_of(first)
 
 
 def offloadable_bytes(chain: Chain, run: Segment) -> int:

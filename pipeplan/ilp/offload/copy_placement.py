@@ -1,7 +1,8 @@
 """When bytes are offloaded and prefetched, on each GPU's host link: (H3), (H4).
 
-Each copy is offloaded as early as the host link is free after the forward, and prefetched as late
-as possible before the backward. Copies that rest longest are placed first. Source: ours.
+Each copy is offloaded as early as the host link is free after the forward (a whole input alone:
+after its begin), and prefetched as late as possible before the backward. Copies that rest longest
+are placed first. Source: ours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from pipeplan.ilp.compiled import Ints
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory_events import ExactMemoryEvents
+from pipeplan.ilp.offload.byte_options import Sent, leaves_early
 from pipeplan.ilp.reservation_table import (
     NOWHERE,
     add,
@@ -27,8 +29,8 @@ from pipeplan.ilp.schedule import Schedule, StageOffload, duration
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
 
-Choice = tuple[int, int, tuple[tuple[int, int], ...]]
-"""(stage, bytes, runs)."""
+Choice = tuple[int, Sent]
+"""A stage, and what it sends."""
 
 
 def transfer_ns(costs: CostModel, size: int) -> int:
@@ -58,8 +60,8 @@ class CopyPlacement:
         out = self._empty_table(2 * len(chosen))
         back = out if host.duplex == "half" else self._empty_table(len(chosen))
         made = {
-            stage: StageOffload(stage, runs, size, transfer_ns(self.costs, size), {})
-            for stage, size, runs in chosen
+            stage: StageOffload(stage, runs, size, transfer_ns(self.costs, size), {}, enters)
+            for stage, (size, runs, enters) in chosen
         }
         for stage, copy, left, due in self._by_rest(chosen):
             offload = made[stage]
@@ -80,11 +82,13 @@ class CopyPlacement:
         return table
 
     def _by_rest(self, chosen: Sequence[Choice]) -> list[tuple[int, int, int, int]]:
-        """(stage, copy, end of F, start of B), longest rest first."""
+        """(stage, copy, when it may leave, start of B), longest rest first."""
         found: list[tuple[int, int, int, int]] = []
-        for stage, _, _ in chosen:
-            forward = OpKind.F, stage
+        for stage, sent in chosen:
+            forward, first = (OpKind.F, stage), self.schedule.stages[stage].first
             length = duration(self.costs, self.schedule.stages, forward)
+            if leaves_early(self.costs.chain, first, sent):
+                length = 0
             begins, dues = self.schedule.times[forward], self.schedule.times[OpKind.B, stage]
             pairs = enumerate(zip(begins, dues, strict=True))
             found += [(stage, copy, begin + length, due) for copy, (begin, due) in pairs]

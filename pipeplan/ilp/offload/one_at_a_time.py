@@ -19,7 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.offload.byte_options import byte_options, own_input_bytes
+from pipeplan.ilp.offload.byte_options import (
+    Sent,
+    byte_options,
+    leaves_early,
+    own_input_bytes,
+)
 from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
 from pipeplan.ilp.segment_bytes import SegmentBytes
 from pipeplan.plan import OpKind, Stage
@@ -200,7 +205,7 @@ class _Stages:
         """Whether it stands for what the GPUs behind do: it holds what all stages keep."""
         return op.index == len(self.segments)
 
-    def leaving(self, stage: int) -> tuple[int, tuple[Segment, ...], bool]:
+    def leaving(self, stage: int) -> Sent:
         """All bytes that a stage sends: those of runs of layers, and whether its input's."""
         (first, last), sends = self.segments[stage], self.sends[stage]
         options = byte_options(self.costs, first, last) if sends is not Sends.INPUT else ()
@@ -211,9 +216,9 @@ class _Stages:
 
     def _unit(self, stage: int, due: int) -> OffloadUnit:
         """What leaves of a stage: a whole input alone with its forward, else behind it (H3)."""
-        size, runs, _ = self.leaving(stage)
-        early = not runs and size == self.costs.chain.input_of(self.segments[stage][0])
-        return OffloadUnit(stage, size, stage + (not early), stage + 1, due)
+        sent = self.leaving(stage)
+        early = leaves_early(self.costs.chain, self.segments[stage][0], sent)
+        return OffloadUnit(stage, sent[0], stage + (not early), stage + 1, due)
 
     def chosen(self, more: int = 0, go_on: GoOn = always) -> _Choice:
         """What the per-device planner decides."""

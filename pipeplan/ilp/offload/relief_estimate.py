@@ -17,7 +17,7 @@ import numpy as np
 from pipeplan.cluster import Host
 from pipeplan.ilp.compiled import Floats, Ints, compiled
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.offload.byte_options import inner_bytes
+from pipeplan.ilp.offload.byte_options import inner_bytes, own_input_bytes
 from pipeplan.ilp.schedule import OpId
 from pipeplan.plan import OpKind
 
@@ -49,7 +49,8 @@ def estimate_relief(
     for stage, (first, last, gpu) in enumerate(stages):
         begins, ends = times[OpKind.F, stage], times[OpKind.B, stage]
         rests[stage] = (sum(ends) - sum(begins)) // copies - costs.forward_ns(first, last, gpu)
-        most[stage] = offloadable_segments(costs, first, last)
+        covered = stage > 0 and stages[stage - 1][2] == gpu
+        most[stage] = offloadable_segments(costs, first, last, covered=covered)
     gpus, lacking = np.array([gpu for _, _, gpu in stages]), np.array(over, np.int64)
     return list(map(int, relief(rests, gpus, most, lacking, copies, period, link_of(host))))
 
@@ -103,10 +104,11 @@ def _enough(
     return best, freed
 
 
-def offloadable_segments(costs: CostModel, first: int, last: int) -> int:
-    """The most bytes that layers first..last as a stage can send: (H1)."""
+def offloadable_segments(costs: CostModel, first: int, last: int, *, covered: bool) -> int:
+    """The most bytes that layers first..last as a stage can send, its input's among them: (H1)."""
     own, inner = _sums(costs)
-    return own[last + 1] - own[first] + inner[last + 1] - inner[first + 1]
+    inside = own[last + 1] - own[first] + inner[last + 1] - inner[first + 1]
+    return inside + own_input_bytes(costs, first, covered=covered)
 
 
 @lru_cache(maxsize=64)

@@ -17,13 +17,11 @@ from typing import Final
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
 from pipeplan.ilp.memory_events import ExactMemoryEvents, MemoryEvent
-from pipeplan.ilp.offload.byte_options import byte_options
+from pipeplan.ilp.offload.byte_options import Sent, stage_options
 from pipeplan.ilp.offload.copy_placement import Choice, CopyPlacement
 from pipeplan.ilp.schedule import Schedule, StageOffload
 from pipeplan.plan import OpKind
 
-Option = tuple[int, tuple[tuple[int, int], ...]]
-"""(bytes, runs)."""
 EVENT_S: Final = 3e-6
 """What an event in a count of peaks counts for where work is counted."""
 SET_UP: Final = 5
@@ -87,8 +85,8 @@ class _Repair:
         least: int | None = None
         for stage in self._by_rest():
             best: Choice | None = None
-            for size, runs in self._worth_trying(stage, missing, chosen):
-                tried = (stage, size, runs)
+            for sent in self._worth_trying(stage, missing, chosen):
+                tried = stage, sent
                 offloads = self._placed([*chosen, tried])
                 peak = self._peak(offloads)
                 if peak <= self._budget:
@@ -125,7 +123,7 @@ class _Repair:
 
         return sorted(self._hosted(), key=lambda stage: (-rest(stage), stage))
 
-    def _offered(self, stage: int, missing: int) -> Iterator[Option]:
+    def _offered(self, stage: int, missing: int) -> Iterator[Sent]:
         """What the stage can send, fewest bytes first; where it is alone, what could be enough."""
         this = self.schedule.stages[stage]
         times = self.schedule.times
@@ -133,16 +131,17 @@ class _Repair:
         rest = sum(due - begin for begin, due in pairs)
         others = -(-rest // self.schedule.period)
         alone = len(self._hosted()) == 1
-        for size, runs in byte_options(self.costs, this.first, this.last):
-            if not alone or size * others >= missing:
-                yield size, runs
+        covered = stage > 0 and self.schedule.stages[stage - 1].gpu == self.gpu
+        for sent in stage_options(self.costs, this.first, this.last, covered=covered):
+            if not alone or sent[0] * others >= missing:
+                yield sent
 
-    def _worth_trying(self, stage: int, missing: int, chosen: Sequence[Choice]) -> list[Option]:
+    def _worth_trying(self, stage: int, missing: int, chosen: Sequence[Choice]) -> list[Sent]:
         """What the stage can send: on a GPU of several all of it, or less if all is enough."""
         offered = list(self._offered(stage, missing if not chosen else 0))
         if len(self._hosted()) == 1 or not offered:
             return offered
-        enough = self._peak(self._placed([*chosen, (stage, *offered[-1])])) <= self._budget
+        enough = self._peak(self._placed([*chosen, (stage, offered[-1])])) <= self._budget
         return offered if enough else offered[-1:]
 
     def _placed(self, chosen: Sequence[Choice]) -> tuple[StageOffload, ...]:

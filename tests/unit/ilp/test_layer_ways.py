@@ -92,12 +92,12 @@ def test_stages_are_those_of_contracted_chains() -> None:
                 size = mine.segment(first, last, covered=beside)
                 found = stage_bytes(chain, known, ways, begin, end + 1, beside)
                 assert found == (size.saved, size.running, size.backward)
+                most = offloadable_segments(mine, first, last, covered=beside)
+                assert offloadable(known, ways, begin, end + 1, beside) == most
             times = mine.forward_ns(first, last, gpu), mine.backward_ns(first, last, gpu)
             assert stage_ns(chain, known, ways, begin, end + 1, gpu) == times
             unsaved = mine.unsaved_bytes(last, backward=False)
             assert unsaved_output(known, ways[end], end) == unsaved
-            most = offloadable_segments(mine, first, last)
-            assert offloadable(known, ways, begin, end + 1) == most
             stages += 1
     assert stages > 400
 

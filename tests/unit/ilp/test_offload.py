@@ -22,6 +22,7 @@ from pipeplan.ilp.offload.byte_options import (
     byte_options,
     offloadable_bytes,
     own_input_bytes,
+    stage_options,
 )
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
 from pipeplan.ilp.offload.repair import repair_by_offloading
@@ -294,8 +295,10 @@ def test_what_is_fitted_fits(seed: int, duplex: str) -> None:
     assert not fits(memory_rows(costs, schedule))
     assert fits(memory_rows(costs, made))
     for index, each in enumerate(made.offloads):
-        least = [size for size, _ in byte_options(costs, *schedule.stages[each.stage].layers)]
-        assert each.size in least
+        home = schedule.stages[each.stage]
+        covered = home.id > 0 and schedule.stages[home.id - 1].gpu == home.gpu
+        offered = stage_options(costs, *home.layers, covered=covered)
+        assert (each.size, each.runs, each.input) in offered
         without = (*made.offloads[:index], *made.offloads[index + 1 :])
         assert not fits(memory_rows(costs, replace(made, offloads=without)))
 

@@ -192,11 +192,11 @@ def test_relief_knows_the_way() -> None:
         update={"host": Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**12)}
     )
     assert estimate_relief(replace(costs, cluster=fast), *asked) == [
-        3 * offloadable_segments(costs, 0, 7),
+        3 * offloadable_segments(costs, 0, 7, covered=False),
         0,
         0,
     ]
-    assert offloadable_segments(costs, 0, 7) > 0
+    assert offloadable_segments(costs, 0, 7, covered=False) > 0
 
 
 def test_shorter_than_every_contiguous_plan() -> None:
