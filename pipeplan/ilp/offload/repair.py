@@ -3,8 +3,9 @@
 GPUs do not share a host link, so each is repaired alone. On a GPU that needs too much, the stage
 whose micro-batches rest longest offloads the fewest bytes that suffice, all copies first; where no
 number of bytes suffices and the GPU has several stages, all that it can, and the next one follows.
-Then copies stay again as long as the GPU fits. Bytes are counted exactly; the rest of the schedule
-stays as it is. Source: ours.
+What is saved of stages' inputs leaves as well only where this is not enough. Then copies stay
+again as long as the GPU fits. Bytes are counted exactly; the rest of the schedule stays as it is.
+Source: ours.
 """
 
 from __future__ import annotations
@@ -81,11 +82,16 @@ class _Repair:
         """What must be offloaded for the GPU to fit; None if nothing is enough."""
         if self._states() + self._update() > self._budget:
             return None
+        ways = (self._chosen(missing, inputs=inputs) for inputs in (False, True))
+        return next((found for found in ways if found is not None), None)
+
+    def _chosen(self, missing: int, *, inputs: bool) -> tuple[StageOffload, ...] | None:
+        """The same where `inputs` of stages may leave, or must stay."""
         chosen: list[Choice] = []
         least: int | None = None
         for stage in self._by_rest():
             best: Choice | None = None
-            for sent in self._worth_trying(stage, missing, chosen):
+            for sent in self._worth_trying(stage, missing, chosen, inputs):
                 tried = stage, sent
                 offloads = self._placed([*chosen, tried])
                 peak = self._peak(offloads)
@@ -123,7 +129,7 @@ class _Repair:
 
         return sorted(self._hosted(), key=lambda stage: (-rest(stage), stage))
 
-    def _offered(self, stage: int, missing: int) -> Iterator[Sent]:
+    def _offered(self, stage: int, missing: int, inputs: bool) -> Iterator[Sent]:
         """What the stage can send, fewest bytes first; where it is alone, what could be enough."""
         this = self.schedule.stages[stage]
         times = self.schedule.times
@@ -133,12 +139,15 @@ class _Repair:
         alone = len(self._hosted()) == 1
         covered = stage > 0 and self.schedule.stages[stage - 1].gpu == self.gpu
         for sent in stage_options(self.costs, this.first, this.last, covered=covered):
-            if not alone or sent[0] * others >= missing:
+            size, _, enters = sent
+            if enters <= inputs and (not alone or size * others >= missing):
                 yield sent
 
-    def _worth_trying(self, stage: int, missing: int, chosen: Sequence[Choice]) -> list[Sent]:
+    def _worth_trying(
+        self, stage: int, missing: int, chosen: Sequence[Choice], inputs: bool
+    ) -> list[Sent]:
         """What the stage can send: on a GPU of several all of it, or less if all is enough."""
-        offered = list(self._offered(stage, missing if not chosen else 0))
+        offered = list(self._offered(stage, missing if not chosen else 0, inputs))
         if len(self._hosted()) == 1 or not offered:
             return offered
         enough = self._peak(self._placed([*chosen, (stage, offered[-1])])) <= self._budget
