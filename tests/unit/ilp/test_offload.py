@@ -17,6 +17,8 @@ from pipeplan.ilp.contiguous.recurrence import extend_one_span
 from pipeplan.ilp.contiguous.stage_choice import INFINITE, span_with_offload, transfer_ns
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.memory_events import ExactMemoryEvents
+from pipeplan.ilp.offload import byte_options as byte_options_module
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import (
     byte_options,
@@ -25,13 +27,15 @@ from pipeplan.ilp.offload.byte_options import (
     stage_options,
 )
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
+from pipeplan.ilp.offload.copy_placement import CopyPlacement
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract, contracted_plan
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
-from pipeplan.ilp.schedule import to_ops, unrolled
+from pipeplan.ilp.schedule import Schedule, duration, to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
+from pipeplan.plan import OpKind
 from pipeplan.testing.plans import random_plan
 from pipeplan.units import ceil_div
 from tests.unit.ilp.test_recompute import every_choice, some_chain
@@ -301,6 +305,56 @@ def test_what_is_fitted_fits(seed: int, duplex: str) -> None:
         assert (each.size, each.runs, each.input) in offered
         without = (*made.offloads[:index], *made.offloads[index + 1 :])
         assert not fits(memory_rows(costs, replace(made, offloads=without)))
+
+
+FAST = SLOW.model_copy(update={"bandwidth_bytes_per_s": 20 * 10**9})
+
+
+def ample(seed: int) -> tuple[CostModel, Schedule]:
+    """The best contiguous schedule on three GPUs without a limit."""
+    costs = costs_of(seed, 6, 3, 10**6, FAST)
+    partition = ContiguousDP(costs).shortest(1)
+    assert partition is not None
+    return costs, schedule_partition(costs, partition)
+
+
+def test_inputs_leave_where_all_else_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several GPUs, and only there; the last one's micro-batch goes back at once."""
+    mended = []
+    for seed in range(24):
+        costs, schedule = ample(seed)
+        most = max(row.peak_bytes for row in memory_rows(costs, schedule))
+        for memory in range(most // 2, most, 6):
+            scarce = costs_of(seed, 6, 3, memory, FAST)
+            made = repair_by_offloading(scarce, schedule)
+            if made is not None and any(each.input for each in made.offloads):
+                mended.append((scarce, schedule, made))
+    assert len(mended) > 5
+    for costs, _, made in mended:
+        assert fits(memory_rows(costs, made))
+    places = {made.stages[x.stage].gpu for _, _, made in mended for x in made.offloads if x.input}
+    assert places == {0, 1}
+    monkeypatch.setattr(byte_options_module, "own_input_bytes", lambda *_, covered: 0)
+    for costs, schedule, _ in mended:
+        assert repair_by_offloading(costs, schedule) is None
+
+
+def test_a_whole_input_alone_leaves_with_its_forward() -> None:
+    """(H3): a copy of it begins with F where the way is free; that of a run waits for F's end."""
+    seen = 0
+    for seed in range(10):
+        costs, schedule = ample(seed)
+        places = CopyPlacement(costs, schedule, ExactMemoryEvents(costs, schedule))
+        for stage in schedule.stages:
+            size, begin = costs.chain.input_of(stage.first), schedule.times[OpKind.F, stage.id]
+            length = duration(costs, schedule.stages, (OpKind.F, stage.id))
+            for runs, enters in (((), True), (((stage.first, stage.first),), False)):
+                sent = size, runs, enters
+                for each in places.placed([(stage.id, sent)], back_first=True):
+                    out = {copy: pair[0] for copy, pair in each.times.items()}
+                    assert out == {copy: begin[copy] + length * (not enters) for copy in out}
+                    seen += 1
+    assert seen > 20
 
 
 def test_the_hosts_memory_is_a_limit() -> None:
