@@ -160,7 +160,7 @@ def _light(chain: Chain, first: int, last: int) -> int:
 
 
 def _beside(layer: Layer) -> int:
-    """What lw of (V3) is, where the chain does not tell as well."""
+    """What (V3) calls lw: the chain tells it, or it is as if the layer kept all."""
     told = layer.forward_light_workspace_bytes
     return layer.forward_workspace_bytes + layer.saved_bytes if told is None else told
 
