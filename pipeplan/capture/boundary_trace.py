@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import quiet
@@ -113,13 +113,19 @@ class _FakeMode(FakeTensorMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, structure = tree_flatten((args, kwargs or {}))
         is_unreal = _is_moved if func._schema.is_mutable else is_empty  # noqa: SLF001
-
-        def faked(tensor: Tensor) -> Tensor:
-            return self.from_tensor(tensor) if is_unreal(tensor) else tensor
-
-        given = tree_map_only(Tensor, faked, (args, kwargs or {}))
-        return super().__torch_dispatch__(func, types, *given)
+        # torch looks up what it knows of an operation only where no argument is real.
+        beside_fakes = any(isinstance(leaf, FakeTensor) and leaf.constant is None for leaf in leaves)
+        given = [
+            self.from_tensor(leaf)
+            if isinstance(leaf, Tensor)
+            and not isinstance(leaf, FakeTensor)
+            and (beside_fakes or is_unreal(leaf))
+            else leaf
+            for leaf in leaves
+        ]
+        return super().__torch_dispatch__(func, types, *tree_unflatten(given, structure))
 
 
 def _is_moved(tensor: Tensor) -> bool:
