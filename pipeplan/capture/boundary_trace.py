@@ -116,7 +116,9 @@ class _FakeMode(FakeTensorMode):
         leaves, structure = tree_flatten((args, kwargs or {}))
         is_unreal = _is_moved if func._schema.is_mutable else is_empty  # noqa: SLF001
         # torch looks up what it knows of an operation only where no argument is real.
-        beside_fakes = any(isinstance(leaf, FakeTensor) and leaf.constant is None for leaf in leaves)
+        beside_fakes = any(
+            isinstance(leaf, FakeTensor) and leaf.constant is None for leaf in leaves
+        )
         given = [
             self.from_tensor(leaf)
             if isinstance(leaf, Tensor)
