@@ -33,7 +33,10 @@ def seed_all(seed: int) -> None:
     Whoever makes a task calls it just before, so that the same seed gives the same weights.
     """
     seed_python(seed)
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the same without notes, with stack traces, for devices that never begin
+        torch.default_generator.manual_seed(seed)
 
 
 def seed_python(seed: int) -> None:

@@ -47,6 +47,9 @@ _SET_FOR_GOOD = (
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
 
 
+gc.set_threshold(20_000, 20, 50)  # torch makes thousands of objects that live: 3 % of the time
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first where several processes run tests (`--no-loadscope-reorder`)."""
     if hasattr(config, "workerinput"):

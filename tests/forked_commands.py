@@ -110,6 +110,7 @@ def _answer(connection: socket.socket) -> None:
 def _import_all() -> None:
     """What commands would import for themselves, one after the other."""
     import matplotlib.pyplot  # noqa: F401
+    import numba  # noqa: F401
     from ortools.sat.python import cp_model  # noqa: F401
     from transformers import GPT2LMHeadModel  # noqa: F401
 

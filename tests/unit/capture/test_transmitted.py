@@ -15,6 +15,7 @@ from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from tests import pipelines
+from tests.captured import captured
 
 WORDS, WIDTH, M, STEPS = 7, 6, 4, 2
 
@@ -244,7 +245,7 @@ def shared(model: SplitModel) -> list[str]:
 def test_a_run_has_the_bits_of_a_plain_loop(name: str) -> None:
     """Wherever one cut is, and with all of them; split backwards where a profile allows them."""
     expected = plain_loop(TASKS[name]())
-    model = split(TASKS[name]())
+    model, _ = captured(TASKS[name])
     count = len(model.layers)
     assert not shared(model)
     assert not model.notes
@@ -256,9 +257,9 @@ def test_a_run_has_the_bits_of_a_plain_loop(name: str) -> None:
         spans = {stage.id: range(stage.first, stage.last + 1) for stage in plan.stages}
         stages = [stage for stage, span in spans.items() if splits.issuperset(span)]
         for each in (plan, pipelines.split_backwards(plan, stages)):
-            task = TASKS[name]()
+            model, task = captured(TASKS[name])
             pattern = pipelines.pattern_of(each, period=3)
-            got = pipelines.train(each, pattern, split(task), task, STEPS).weights
+            got = pipelines.train(each, pattern, model, task, STEPS).weights
             for tensor, value in expected.items():
                 assert torch.equal(got[tensor], value), (tensor, cuts)
 
