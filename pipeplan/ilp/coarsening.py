@@ -12,8 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from pipeplan.chain import Chain, Layer
+from pipeplan.ilp.segment_bytes import run_peaks
 from pipeplan.units import ceil_div
 
 
@@ -111,7 +113,8 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
     saved, forward, backward = _bytes(chain, first, last)
     known = any(layer.forward_light_ns is not None for layer in layers)
     told = any(layer.forward_light_workspace_bytes is not None for layer in layers)
-    light = _light(chain, first, last) - chain.input_of(first) - tail.output_bytes
+    # As if a run began with the group: elsewhere its input is not kept as long.
+    light, _ = next(islice(run_peaks(chain, first, 0), last - first, None))
     return Layer(
         name=f"{first}-{last}",
         forward_ns=_ns([layer.forward_ns for layer in layers], speeds),
@@ -137,23 +140,13 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
             - tail.gradient_of_output_bytes
             - chain.gradient_of_input(first),
         ),
-        forward_light_workspace_bytes=light if told else None,
+        forward_light_workspace_bytes=(
+            light - chain.input_of(first) - tail.output_bytes if told else None
+        ),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         buffer_bytes=sum(layer.buffer_bytes for layer in layers),
         frozen_bytes=sum(layer.frozen_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
-    )
-
-
-def _light(chain: Chain, first: int, last: int) -> int:
-    """(V3) of the group, as if a run began with it: elsewhere its input is not kept as long."""
-    entry = chain.input_of(first)
-    return max(
-        (entry if index > first else 0)
-        + chain.input_of(index)
-        + chain.layers[index].light_workspace_bytes
-        + chain.layers[index].output_bytes
-        for index in range(first, last + 1)
     )
 
 

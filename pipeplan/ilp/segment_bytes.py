@@ -1,7 +1,11 @@
-"""Bytes of a segment: (M1)-(M3), (M7) and (S3)-(S5), or (P1)-(P3) of docs/reference/model.md."""
+"""Bytes of a segment: (M1)-(M3), (M7) and (S3)-(S5), or (P1)-(P3) of docs/reference/model.md.
+
+Of a run that is recomputed: (V3), (V4).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -188,3 +192,33 @@ def paper_segment(chain: Chain, first: int, last: int) -> SegmentBytes:
         states=PAPER_WEIGHT_COPIES * sum(x.weight_bytes for x in layers),
         optimizer=0,
     )
+
+
+def run_peaks(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]:
+    """Bytes at once of the runs that begin at `first`, by their last layer, input included.
+
+    Yields the most of the first forward, and of the second one with the backward: what (V3) and
+    (V4) take the run's ends from. Maxima that grow with the last layer.
+
+    Args:
+        chain: the chain.
+        first: first layer of the runs.
+        held: what the layer before saves of their input.
+    """
+    source = chain.input_of(first)
+    kept = max(chain.layers[first].saved_input_bytes, held)
+    past = saved = light = going = back = copied = 0
+    for index in range(first, len(chain.layers)):
+        layer, size = chain.layers[index], chain.input_of(index)
+        if index > first:
+            past = kept
+            kept += max(chain.layers[index - 1].saved_output_bytes, layer.saved_input_bytes)
+        saved += layer.saved_bytes
+        around, keeping = size + layer.output_bytes, source if index > first else 0
+        light = max(light, keeping + around + layer.light_workspace_bytes)
+        going = max(going, past + saved + around + layer.forward_workspace_bytes)
+        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
+        own = layer.saved_output_bytes + layer.backward_workspace_bytes + gradients
+        back = max(back, kept + saved + own)
+        copied += layer.buffer_bytes
+        yield light, max(layer.gradient_of_output_bytes + going + copied, back)

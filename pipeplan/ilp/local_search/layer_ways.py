@@ -225,7 +225,7 @@ def _piece(
 
 @compiled
 def _peaks(by_way: WayArrays, first: int, end: int, held: int) -> tuple[int, int]:
-    """As `segment_peaks.peaks_from`, of one run."""
+    """As `segment_bytes.run_peaks`, of one run."""
     ends, figures = by_way[ENDS], by_way[FIGURES][0]
     source = ends[INPUT, first]
     kept = max(figures[SAVED_INPUT, first], held)

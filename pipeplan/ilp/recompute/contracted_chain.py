@@ -10,9 +10,8 @@ from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.recompute.segment_peaks import peaks_from
 from pipeplan.ilp.runs import Run, Segment, from_plan, listed
-from pipeplan.ilp.segment_bytes import exact_segment, movable_bytes
+from pipeplan.ilp.segment_bytes import exact_segment, movable_bytes, run_peaks
 from pipeplan.plan import Plan, Remat, Stage
 
 LayerOf = Callable[[Run, int], Layer]
@@ -188,7 +187,7 @@ def as_layer(chain: Chain, run: Run, held: int) -> Layer:
 
 def _peaks(chain: Chain, first: int, last: int, held: int) -> tuple[int, int]:
     """Of one run: bytes of its first forward, and of the second one with the backward."""
-    return next(islice(peaks_from(chain, first, held), last - first, None))
+    return next(islice(run_peaks(chain, first, held), last - first, None))
 
 
 def _opened(chain: Chain, run: Run, held: int) -> tuple[Chain, int]:

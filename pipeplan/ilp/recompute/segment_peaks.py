@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from pipeplan.chain import Chain
+from pipeplan.ilp.segment_bytes import run_peaks
 from pipeplan.ilp.segment_tables import Array
 
 
@@ -24,41 +25,11 @@ def segment_peaks(chain: Chain, held: Sequence[int]) -> Array:
     peaks = np.full((2, count, count), -1, dtype=np.int64)
     for first in range(count):
         before = held[first - 1] if first else 0
-        for last, (light, recomputing) in enumerate(peaks_from(chain, first, before), start=first):
+        for last, (light, recomputing) in enumerate(run_peaks(chain, first, before), start=first):
             ends = chain.input_of(first) + chain.gradient_of_input(first)
             ends += chain.layers[last].gradient_of_output_bytes
             peaks[:, first, last] = max(light, ends, recomputing), light
     return peaks
-
-
-def peaks_from(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]:
-    """Bytes at once of the runs that begin at `first`, by their last layer, input included.
-
-    Yields the most of the first forward, and of the second one with the backward: what (V3) and
-    (V4) take the run's ends from. Maxima that grow with the last layer.
-
-    Args:
-        chain: the chain.
-        first: first layer of the runs.
-        held: what the layer before saves of their input.
-    """
-    source = chain.input_of(first)
-    kept = max(chain.layers[first].saved_input_bytes, held)
-    past = saved = light = going = back = copied = 0
-    for index in range(first, len(chain.layers)):
-        layer, size = chain.layers[index], chain.input_of(index)
-        if index > first:
-            past = kept
-            kept += max(chain.layers[index - 1].saved_output_bytes, layer.saved_input_bytes)
-        saved += layer.saved_bytes
-        around, keeping = size + layer.output_bytes, source if index > first else 0
-        light = max(light, keeping + around + layer.light_workspace_bytes)
-        going = max(going, past + saved + around + layer.forward_workspace_bytes)
-        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
-        own = layer.saved_output_bytes + layer.backward_workspace_bytes + gradients
-        back = max(back, kept + saved + own)
-        copied += layer.buffer_bytes
-        yield light, max(layer.gradient_of_output_bytes + going + copied, back)
 
 
 def saved_outputs(chain: Chain) -> list[list[int]]:
