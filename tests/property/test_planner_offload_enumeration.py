@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
 from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
-from tests import grids, handmade, oracle_offload
+from tests import handmade, oracle_offload
 
 HOST = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9, duplex="full")
 
@@ -34,7 +36,7 @@ def machines(memory: int, host: Host | None) -> Cluster:
     return uniform(2, memory, bandwidth_bytes_per_s=None, host=host)
 
 
-def period(seed: int, cluster: Cluster, seconds: float = 1) -> int:
+def period(seed: int, cluster: Cluster, seconds: float = 0.5) -> int:
     """Of the plan with one micro-batch per period."""
     config = planner.Config(
         k=1,
@@ -62,7 +64,15 @@ def test_what_offloading_gains_equals_brute_force(seed: int, memory: int) -> Non
     assert oracle_offload.optimum(tiny(seed), machines(memory, HOST), found) == found
 
 
-@grids.each_value(case=[(3, 7), (6, 11), (4, 9), (10, 11), (20, 9)], seconds=[1, 4])
+def _limited() -> Iterator[Any]:
+    """Seeds, bytes of a memory, seconds: each at the least limit, one that is cheap at two more."""
+    for seed, memory in ((3, 7), (6, 11), (4, 9), (10, 11), (20, 9)):
+        for seconds in (0.5, 1, 4):
+            marks = [pytest.mark.long] if seconds > 0.5 and seed != 6 else []
+            yield pytest.param((seed, memory), seconds, marks=marks, id=f"{seed},{memory}-{seconds}")
+
+
+@pytest.mark.parametrize(("case", "seconds"), [*_limited()])
 def test_what_leaves_gains_nothing_where_nothing_need_leave(
     case: tuple[int, int], seconds: float
 ) -> None:
