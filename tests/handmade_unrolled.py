@@ -6,6 +6,7 @@ with their (O5) keys and adds up what is alive; rules are tried on all pairs of 
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from typing import Self
 
@@ -74,14 +75,21 @@ class Unrolled:
 
     def hold(self, gpu: int, x: int) -> int:
         """(O1), by looking at every compute op."""
-        for (kind, stage, copy), op in self.ops.items():
-            if kind.is_compute and self.plan.stages[stage].gpu == gpu:
-                for m in self.window:
-                    begin, end = self.time(kind, stage, m)
-                    if m % self.plan.k == copy and begin < x < end:
-                        assert end - begin == op.duration_ns
-                        return begin
-        return x
+        return next((begin for begin, end in self.computes[gpu] if begin < x < end), x)
+
+    @cached_property
+    def computes(self) -> list[list[tuple[int, int]]]:
+        """Start and end of every compute op of the window, by GPU: `hold` asks often."""
+        return [
+            [
+                self.time(kind, stage, m)
+                for kind, stage, copy in self.ops
+                if kind.is_compute and self.plan.stages[stage].gpu == gpu
+                for m in self.window
+                if m % self.plan.k == copy
+            ]
+            for gpu in range(len(self.plan.cluster.gpus))
+        ]
 
     def keep(self, gpu: int, term: str, size: int, alloc: Key, release: Key) -> None:
         """Notes one interval."""

@@ -35,19 +35,24 @@ def fastest(lengths: tuple[int, ...], slots: int, times: JoinTimes) -> float | N
     ticket = count()
     start = frozenset(("x", branch, 0) for branch in range(len(lengths)))
     heap = [(0.0, next(ticket), start, False, lengths)]
-    seen = set()
+    soonest: dict[object, float] = {(start, False, lengths): 0}
     if len(start) > slots:
         return None
+
+    def reach(at: float, held: frozenset[object], turned: bool, left: tuple[int, ...]) -> None:
+        if at < soonest.get((held, turned, left), inf):
+            soonest[held, turned, left] = at
+            heapq.heappush(heap, (at, next(ticket), held, turned, left))
+
     while heap:
         now, _, held, turned, left = heapq.heappop(heap)
         if turned and not any(left):
             return now
-        if (held, turned, left) in seen:
+        if now > soonest[held, turned, left]:
             continue
-        seen.add((held, turned, left))
         # Giving up a tensor can wait until its place is needed.
         for each in held if len(held) == slots else ():
-            heapq.heappush(heap, (now, next(ticket), held - {each}, turned, left))
+            reach(now, held - {each}, turned, left)
         for step in _possible(lengths, turned):
             gone, made = effect(lengths, step)
             after = held - gone | made
@@ -59,7 +64,7 @@ def fastest(lengths: tuple[int, ...], slots: int, times: JoinTimes) -> float | N
                     for branch, size in enumerate(left)
                 )
                 turn = turned or step.kind is JoinKind.TURN
-                heapq.heappush(heap, (now + _time(step, times), next(ticket), after, turn, rest))
+                reach(now + _time(step, times), after, turn, rest)
     return None
 
 
