@@ -91,10 +91,10 @@ def test_a_line_needs_what_the_judge_counts() -> None:
         assert no_wait(line, every, line.least - 1, ONE) is None
 
 
-@grids.first(1, first=range(0, 120, 20))
+@grids.first(1, first=range(0, 120, 10))
 def test_no_method_is_faster_than_a_bound(first: int) -> None:
     """Bounds rise from the paper's to ours; all methods lie above; our search is below them."""
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         _, _, line, budget = case(seed, 7)
         fluid = fluid_bound(line, budget, ONE)
         assert fluid is not None
@@ -127,10 +127,11 @@ def test_the_smallest_cover_is_that_of_all_subsets() -> None:
     assert smallest_cover(many, 2**19 + 1) == 2**19 + 1
 
 
-def test_whole_units_are_never_faster_than_their_bound() -> None:
+@grids.first(1, first=(0, 30))
+def test_whole_units_are_never_faster_than_their_bound(first: int) -> None:
     """(B4) is at most the fastest placement of transfers; sometimes above (B3)."""
     higher = 0
-    for seed in range(60):
+    for seed in range(first, first + 30):
         _, costs, line, budget = case(seed, 3)
         whole, fluid = whole_bound(line, budget, ONE), fluid_bound(line, budget, ONE)
         best = fastest_offloading(costs, keep_all(costs), budget, ONE)
@@ -139,7 +140,7 @@ def test_whole_units_are_never_faster_than_their_bound() -> None:
         assert best is not None
         assert whole <= best + 1e-6
         higher += whole > fluid + 1e-6
-    assert higher > 5
+    assert higher > 3
     assert whole_bound(line, line.least - 1, ONE) is None
 
 
@@ -179,7 +180,7 @@ def test_tflms_never_waits_for_room() -> None:
 def test_rounding_never_breaks_the_budget() -> None:
     """With few slots DYNPROG's choices fit in bytes, too, or there are none; the fastest first."""
     built = 0
-    for seed in range(15):
+    for seed in range(5):
         rng = random.Random(seed)
         costs = random_costs(rng, 12, most=1000)
         line = compute_order(costs, keep_all(costs))
