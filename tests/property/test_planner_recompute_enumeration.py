@@ -126,7 +126,8 @@ def test_listing_what_there_is_to_try_takes_time() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "gpus", "seed"),
-    [(3, gpus, seed) for gpus in (2, 3) for seed in range(12, 18)] + [(4, 2, 2), (4, 2, 8)],
+    [(3, gpus, seed) for gpus in (2, 3) for seed in range(12, 18)]
+    + [(4, 2, 2), pytest.param(4, 2, 8, marks=pytest.mark.long)],
 )
 def test_two_brute_forces_agree(layers: int, gpus: int, seed: int) -> None:
     """That which prunes by wheels of slots finds what that which judges stages one by one does."""
@@ -175,7 +176,7 @@ def test_several_copies(layers: int, gpus: int, seed: int, workers: int) -> None
     """Of every plan only averages are proven, whichever set of runs is searched on in the end."""
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
     best = wheels.optimum(chain, cluster)
-    config = planner.Config(recompute="auto", time_limit_s=3, workers=workers, deterministic=True)
+    config = planner.Config(recompute="auto", time_limit_s=1, workers=workers, deterministic=True)
     plan = planner.solve(chain, cluster, config)
     costs = CostModel(chain, cluster, "2bw", "exact")
     assert any_of(plan) == max(load_bound(costs), average_bytes_bound(costs))
@@ -201,9 +202,9 @@ def test_each_set_of_runs_has_bounds_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("layers", "seed"),
     [
-        *((5, seed) for seed in (0, 4, 12)),
+        *((5, seed) for seed in (0, 12)),
         (6, 4),
-        *(pytest.param(5, seed, marks=pytest.mark.long) for seed in (6, 9)),
+        *(pytest.param(5, seed, marks=pytest.mark.long) for seed in (4, 6, 9)),
     ],
 )
 def test_five_and_six_layers_are_proven(layers: int, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from random import Random
 
 import pytest
@@ -19,8 +20,8 @@ from tests.mutations import mutate
 from tests.voices import counted_slots, never_later_never_higher, replay_accepts
 
 SEEDS = st.integers(0, 2**32)
-FEW = settings(max_examples=60, derandomize=True, deadline=None)
-MANY = settings(max_examples=120, derandomize=True, deadline=None)
+FEW = settings(max_examples=40, derandomize=True, deadline=None)
+MANY = settings(max_examples=80, derandomize=True, deadline=None)
 
 
 @MANY
@@ -65,7 +66,7 @@ def test_slots_hold_every_message(seed: int) -> None:
     assert counted_slots(pattern) == lowering.buffer_slots(pattern)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=120, derandomize=True, deadline=None)
 @given(SEEDS)
 def test_mutants_are_judged_alike(seed: int) -> None:
     """A changed plan is rejected by both voices or accepted by both."""
@@ -73,7 +74,7 @@ def test_mutants_are_judged_alike(seed: int) -> None:
     assert replay_accepts(mutant) == (verify(mutant) == ())
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 @given(SEEDS)
 def test_mutants_of_the_halves_are_judged_alike(seed: int) -> None:
     """So is a plan that changes in what only split backwards have."""
@@ -85,12 +86,12 @@ def test_mutants_of_the_halves_are_judged_alike(seed: int) -> None:
 
 def test_mutations_are_worth_the_name() -> None:
     """Every kind of change is rejected for some plan, and most are accepted for others."""
-    plans = [random_split_plan(seed) for seed in range(200)]
+    plan = cache(random_split_plan)
 
     def verdicts(kind: str) -> Iterator[bool]:
-        for seed, plan in enumerate(plans):
-            changed = mutate(plan, Random(seed), kind)[1]
-            if changed != plan:
+        for seed in range(200):
+            changed = mutate(plan(seed), Random(seed), kind)[1]
+            if changed != plan(seed):
                 yield verify(changed) == ()
 
     for change in mutations_split.CHANGES:
@@ -100,10 +101,13 @@ def test_mutations_are_worth_the_name() -> None:
 
 
 def test_random_split_plans_differ_in_kind() -> None:
-    """Among 600 seeds: steps and periods, host, recomputing, each hard case of the bytes."""
-    seen = Counter(trait for seed in range(600) for trait in _traits(random_split_plan(seed)))
-    few = [trait for trait in _TRAITS if seen[trait] < 8]
-    assert not few, seen
+    """Among 300 seeds: steps and periods, host, recomputing, each hard case of the bytes."""
+    seen: Counter[str] = Counter()
+    for seed in range(300):
+        seen.update(_traits(random_split_plan(seed)))
+        if min(seen[trait] for trait in _TRAITS) >= 4:
+            return
+    raise AssertionError(seen)
 
 
 _TRAITS = (

@@ -13,7 +13,7 @@ from pipeplan.ilp.bounds.load import closed_form_bound, contiguous_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
-from tests import handmade
+from tests import grids, handmade
 
 
 def of(times: list[tuple[int, int]]) -> Chain:
@@ -23,7 +23,7 @@ def of(times: list[tuple[int, int]]) -> Chain:
 
 def planned(times: list[tuple[int, int]], gpus: int, latency: int = 0, **asked: Any) -> Plan:
     """The plan that every voice agrees on, with memory to spare."""
-    config = Config(**{"time_limit_s": 1.0, "workers": 1, "deterministic": True} | asked)
+    config = Config(**{"time_limit_s": 0.5, "workers": 1, "deterministic": True} | asked)
     return solve(of(times), uniform(gpus, 30, latency_ns=latency), config)
 
 
@@ -46,15 +46,20 @@ def test_what_is_known_is_never_rounded_up() -> None:
     assert contiguous_bound(work, Fraction(9, 4)) == Fraction(9, 4)
 
 
-@pytest.mark.parametrize("recompute", ["off", "auto"])
-@pytest.mark.parametrize("semantics", ["2bw", "flush"])
-@pytest.mark.parametrize(
-    ("times", "gpus"), [([(0, 0)] * 3, 2), ([(0, 0)] * 16, 3), ([(1, 0), (0, 0)], 2)]
+@grids.each_pair(
+    case={
+        "three": ([(0, 0)] * 3, 2),
+        "sixteen": ([(0, 0)] * 16, 3),
+        "one that lasts": ([(1, 0), (0, 0)], 2),
+    },
+    semantics=["2bw", "flush"],
+    recompute=["off", "auto"],
 )
 def test_no_period_is_shorter_than_a_nanosecond(
-    times: list[tuple[int, int]], gpus: int, semantics: Any, recompute: str
+    case: tuple[list[tuple[int, int]], int], semantics: Any, recompute: str
 ) -> None:
     """However close to no time at all the search comes, periods are whole and positive."""
+    times, gpus = case
     for k in (1, 2, "auto"):
         plan = planned(times, gpus, k=k, semantics=semantics, recompute=recompute)
         assert plan.period_ns >= 1

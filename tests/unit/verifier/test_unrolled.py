@@ -161,4 +161,6 @@ def test_the_random_split_plans_cover_the_hard_cases() -> None:
                 seen["shared"] += 1
                 back = at[f"{stage.id - 1}{plan.stages[stage.id - 1].backward}0"]
                 seen["first" if at[f"{stage.id}W0"] < back else "last"] += 1
+        if min(seen.values()) > 10:
+            break
     assert all(count > 10 for count in seen.values()), seen

@@ -30,7 +30,7 @@ from pipeplan.testing.random_graphs import random_graph
 from tests.unit.remat.graph.test_joins import UNEQUAL
 
 FEW = SearchLimits(20, deterministic=0.2)
-SMALL = Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16)
+SMALL = Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16, fused=True)
 
 
 def _times(found: Pareto) -> list[int | None]:
