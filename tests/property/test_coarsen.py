@@ -21,7 +21,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Plan, Semantics
 from tests import handmade
 
-EXAMPLES = settings(max_examples=150, derandomize=True, deadline=None)
+EXAMPLES = settings(max_examples=80, derandomize=True, deadline=None)
 FEW = settings(max_examples=8, derandomize=True, deadline=None)
 size = st.integers(0, 9)
 DRAWN = (

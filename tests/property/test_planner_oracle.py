@@ -21,9 +21,9 @@ from tests import handmade, oracle
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 EXAMPLES = settings(
-    max_examples=100, derandomize=True, deadline=None, suppress_health_check=CHECKS
+    max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS
 )
-FEW = settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+FEW = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 
 small = st.integers(0, 3)
 

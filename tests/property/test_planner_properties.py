@@ -18,7 +18,7 @@ from tests import handmade
 from tests.property.test_planner_oracle import chains
 
 EXAMPLES = settings(
-    max_examples=40,
+    max_examples=25,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # shrinking a search takes minutes
     deadline=None,

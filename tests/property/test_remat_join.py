@@ -38,6 +38,10 @@ def fastest(lengths: tuple[int, ...], slots: int, times: JoinTimes) -> float | N
     soonest: dict[object, float] = {(start, False, lengths): 0}
     if len(start) > slots:
         return None
+    steps = {
+        turned: [(step, *effect(lengths, step)) for step in _possible(lengths, turned)]
+        for turned in (False, True)
+    }
 
     def reach(at: float, held: frozenset[object], turned: bool, left: tuple[int, ...]) -> None:
         if at < soonest.get((held, turned, left), inf):
@@ -53,8 +57,7 @@ def fastest(lengths: tuple[int, ...], slots: int, times: JoinTimes) -> float | N
         # Giving up a tensor can wait until its place is needed.
         for each in held if len(held) == slots else ():
             reach(now, held - {each}, turned, left)
-        for step in _possible(lengths, turned):
-            gone, made = effect(lengths, step)
+        for step, gone, made in steps[turned]:
             after = held - gone | made
             if gone <= held and len(after) <= slots:
                 rest = tuple(

@@ -41,10 +41,10 @@ def test_fractional_greedy_is_optimal(first: int) -> None:
         assert fluid_bound(line, line.least - 1, ONE) is None
 
 
-@grids.first(2, first=range(0, 220, 20))
+@grids.first(2, first=range(0, 220, 10))
 def test_dynprog_equals_all_subsets(first: int) -> None:
     """With slots of one byte no set of units idles less where transfers may be interrupted."""
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         _, line, budget = _case(seed, (1, 2, 3, 3, 3))
         if budget == line.static:
             continue
@@ -55,10 +55,10 @@ def test_dynprog_equals_all_subsets(first: int) -> None:
         assert choice.idle + line.compute == pytest.approx(interruptible(line, budget))
 
 
-@grids.first(2, first=range(0, 220, 20))
+@grids.first(2, first=range(0, 220, 10))
 def test_exact_equals_exhaustive_search(first: int) -> None:
     """CP-SAT finds and proves the fastest placement of transfers that the device's rules allow."""
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         rng = random.Random(seed)
         channel = HostLink(rng.choice([10**9, 4 * 10**8]), duplex=False)
         costs, line, budget = _case(seed, (2, 3))
@@ -72,7 +72,7 @@ def test_exact_equals_exhaustive_search(first: int) -> None:
 
 def test_rounded_times_prove_nothing_that_is_false() -> None:
     """Times that ticks do not divide: the bound is at most the fastest placement, and near it."""
-    for seed in range(20):
+    for seed in range(10):
         costs, _, budget = _case(seed, (2, 3))
         times = {
             name: tuple(12347 * each + seed for each in getattr(costs, name))

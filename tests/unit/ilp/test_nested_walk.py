@@ -37,7 +37,7 @@ def test_plans_with_runs_in_runs_are_annealed() -> None:
     problem = Problem(chain=chain, cluster=cluster, recompute=True, ks=(1,))
     periods = []
     for without in ((), ("recompute annealing",)):
-        asked = Limits(time_limit_s=4, deterministic=True, without=frozenset(without))
+        asked = Limits(time_limit_s=2, deterministic=True, without=frozenset(without))
         found = solve(problem, asked)
         periods.append(found.per_microbatch)
         runs = [run for stage in found.stages if stage.remat for run in stage.remat.recompute]
