@@ -22,7 +22,7 @@ from pipeplan.plan import Plan, Semantics
 from tests import handmade
 
 EXAMPLES = settings(max_examples=80, derandomize=True, deadline=None)
-FEW = settings(max_examples=8, derandomize=True, deadline=None)
+FEW = settings(max_examples=5, derandomize=True, deadline=None)
 size = st.integers(0, 9)
 DRAWN = (
     "output_bytes", "output_gradient_bytes", "saved_output_bytes", "saved_input_bytes",

@@ -74,7 +74,7 @@ def test_without_the_joint_model(
         assert plan.solver.status == "optimal"
 
 
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 @given(
     st.sampled_from([(3, 1), (3, 1), (2, 2)]).flatmap(
         lambda size: st.tuples(chains(size[0], st.integers(0, 2), messages=True), st.just(size[1]))

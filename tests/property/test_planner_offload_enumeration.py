@@ -65,11 +65,13 @@ def test_what_offloading_gains_equals_brute_force(seed: int, memory: int) -> Non
 
 
 def _limited() -> Iterator[Any]:
-    """Seeds, bytes of a memory, seconds: each at the least limit, one that is cheap at two more."""
+    """Seed and bytes of a memory, seconds: each at the least limit, a cheap one at all three."""
     for seed, memory in ((3, 7), (6, 11), (4, 9), (10, 11), (20, 9)):
         for seconds in (0.5, 1, 4):
             marks = [pytest.mark.long] if seconds > 0.5 and seed != 6 else []
-            yield pytest.param((seed, memory), seconds, marks=marks, id=f"{seed},{memory}-{seconds}")
+            yield pytest.param(
+                (seed, memory), seconds, marks=marks, id=f"{seed},{memory}-{seconds}"
+            )
 
 
 @pytest.mark.parametrize(("case", "seconds"), [*_limited()])

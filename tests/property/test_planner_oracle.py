@@ -20,9 +20,7 @@ from pipeplan.plan import MemoryModel, Plan, Rational, Semantics
 from tests import handmade, oracle
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
-EXAMPLES = settings(
-    max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS
-)
+EXAMPLES = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 FEW = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 
 small = st.integers(0, 3)

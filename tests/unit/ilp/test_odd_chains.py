@@ -122,7 +122,7 @@ def test_models_without_offloading_end_no_search_with_it() -> None:
     problem = Problem(
         chain=random_chain(1, 6), cluster=cluster, ks=(1, 2, 3, 4, 5, 6, 7, 8), offload=True
     )
-    found = solve(problem, Limits(time_limit_s=4.0, workers=1, deterministic=True))
+    found = solve(problem, Limits(time_limit_s=2.0, workers=1, deterministic=True))
     assert found.per_microbatch < 13 * MB
 
 

@@ -53,7 +53,12 @@ def moved(plan: Plan) -> int:
 def test_one_gpu_offloads_between_its_stages(semantics: str, duplex: str) -> None:
     """One stage would save nothing. A little leaves beside the computes, for more they wait."""
     host = FAST.model_copy(update={"duplex": duplex})
-    options = {"semantics": semantics, "method": "auto", "time_limit_s": 1, "deterministic": True}
+    options = {
+        "semantics": semantics,
+        "method": "auto",
+        "time_limit_s": 0.5,
+        "deterministic": True,
+    }
     ample, scarce, scarcer = (
         solve(chain(), machines(memory, host, 1), Config(offload="auto", workers=1, **options))
         for memory in (4 * GIB, 3 * GIB, 2 * GIB)
