@@ -1,0 +1,31 @@
+"""The library's networks with fewer blocks: a capture takes as long as there are layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from pipeplan import tasks
+from pipeplan.task import Task
+
+
+def gpt2(blocks: int = 2, **options: Any) -> Task:
+    """A GPT-2 of two layers for each of its blocks, and two more."""
+    task = tasks.gpt2(**options)
+    task.model.blocks = task.model.blocks[:blocks]
+    return task
+
+
+def resnet(**options: Any) -> Task:
+    """A ResNet with one block of each width: six layers."""
+    task = tasks.resnet(**options)
+    task.model.body = nn.Sequential(*list(task.model.body)[::2])
+    return task
+
+
+def t5(**options: Any) -> Task:
+    """A T5 with one block of its encoder and both of its decoder: eleven layers."""
+    task = tasks.t5(**options)
+    task.model.encoder = task.model.encoder[:1]
+    return task
