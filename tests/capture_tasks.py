@@ -44,11 +44,11 @@ def tokens(microbatch: int) -> tuple[Tensor, Tensor]:
     return window[:, :-1], window[:, 1:]
 
 
-def mlp() -> Task:
-    """Linear, ReLU, dropout, GELU."""
+def mlp(times: int = 2) -> Task:
+    """Linear, ReLU, dropout, linear, GELU, so many times."""
     layers = [
         layer
-        for _ in range(2)
+        for _ in range(times)
         for layer in (
             nn.Linear(64, 128),
             nn.ReLU(),

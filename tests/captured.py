@@ -29,6 +29,7 @@ def captured(make: Make, *words: Any) -> tuple[SplitModel, Task]:
     return copy.deepcopy(model), task
 
 
+@functools.cache
 def chain_of(make: Make, *words: Any) -> Chain:
     """Its chain, with measured bytes; times are of one micro-batch."""
     model, task = captured(make, *words)

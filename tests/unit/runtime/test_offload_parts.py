@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan import tasks
 from pipeplan.capture import profile_task
 from pipeplan.chain import Chain
 from pipeplan.errors import InternalError
@@ -34,6 +32,7 @@ from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from tests import capture_tasks, handmade_offload, pipelines
 from tests.captured import captured, chain_of
+from tests.unit.runtime import test_recompute_runs
 from tests.unit.runtime.test_exact import Recomputed
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -41,9 +40,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "conv": capture_tasks.conv,
     "transformer": capture_tasks.transformer,
     "skips": capture_tasks.skips,
-    "gpt2": partial(tasks.gpt2, batch=8),
-    "resnet": partial(tasks.resnet, width=8, batch=8),
-    "t5": partial(tasks.t5, batch=8),
+    **test_recompute_runs.TASKS,
 }
 RIDES = {"t5"}
 """Its encoder's output is the input of several layers that save it: (M2) counts it for each."""

@@ -167,9 +167,9 @@ def test_a_copy_that_fails_is_named(
         pipelines.train(plan, lowering.lower(plan), *pipelines.toy(), 1)
 
 
-LONG = 13
+LONG, LONGER = 9, 13
 """Micro-batches per step, so that each GPU holds as many as the steady state does."""
-SHAPES = [(2, 1, 1), (4, 1, 3), (2, 2, 7)]
+SHAPES = [(2, 1, 2), (4, 1, 3), (2, 2, 7)]
 """GPUs, k, seed."""
 
 
@@ -185,7 +185,7 @@ def hosted(
     made = (
         partial(test_runtime_memory.planned_again, rng) if again else test_runtime_memory.planned
     )
-    plain = made(chain, gpus, semantics, k, seed, microbatches=LONG)
+    plain = made(chain, gpus, semantics, k, seed, microbatches=LONGER)
     largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
     bandwidth = largest * 10**9 // 2
     plan, lower = plain, False
@@ -198,16 +198,13 @@ def hosted(
     return plan, lower
 
 
-@grids.each_value(name=list(test_runtime_memory.TASKS), semantics=["flush", "2bw"])
-def test_peak_is_as_planned(name: str, semantics: Semantics) -> None:
-    """Every rank's measured peak equals `peak_bytes`, to the byte; with some it is lower so."""
-    lower = 0
-    for shape in SHAPES:
-        plan, is_lower = hosted(name, shape, semantics, again=False)
-        lower += is_lower
-        peaks = test_runtime_memory.measured_of(plan, test_runtime_memory.TASKS[name])
-        assert peaks == [row.peak_bytes for row in plan.memory]
-    assert lower
+@grids.each_value(name=list(test_runtime_memory.TASKS), semantics=["flush", "2bw"], shape=SHAPES)
+def test_peak_is_as_planned(name: str, semantics: Semantics, shape: tuple[int, int, int]) -> None:
+    """Every rank's measured peak equals `peak_bytes`, to the byte; a GPU's is lower so."""
+    plan, is_lower = hosted(name, shape, semantics, again=False)
+    assert is_lower
+    peaks = test_runtime_memory.measured_of(plan, test_runtime_memory.TASKS[name])
+    assert peaks == [row.peak_bytes for row in plan.memory]
 
 
 def staying(plan: Plan) -> Plan:
@@ -240,10 +237,10 @@ def entering(name: str, gpus: int, semantics: Semantics, seed: int) -> Plan:
 @pytest.mark.parametrize(
     ("name", "gpus", "semantics", "seed"),
     [
-        pytest.param("gpt2", 1, "2bw", 3, marks=pytest.mark.long),
-        ("gpt2", 2, "flush", 10),
-        ("resnet", 2, "2bw", 26),
-        ("resnet", 1, "flush", 29),
+        pytest.param("gpt2", 1, "2bw", 9, marks=pytest.mark.long),
+        ("gpt2", 2, "flush", 12),
+        ("resnet", 2, "2bw", 9),
+        ("resnet", 1, "flush", 31),
     ],
 )
 def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics, seed: int) -> None:
@@ -264,12 +261,12 @@ def leaving_checkpoints(plan: Plan) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "semantics"),
-    [("gpt2", 2, "2bw"), ("resnet", 1, "flush"), ("t5", 1, "2bw")],
+    ("name", "gpus", "semantics", "seed"),
+    [("gpt2", 2, "2bw", 10), ("resnet", 1, "flush", 23), ("t5", 1, "2bw", 4)],
 )
-def test_checkpoints_leave(name: str, gpus: int, semantics: Semantics) -> None:
+def test_checkpoints_leave(name: str, gpus: int, semantics: Semantics, seed: int) -> None:
     """Inputs of runs that are computed again, the model's among them: bits, bytes, lower peaks."""
-    chain, rng = test_recompute_runs.profiled(name), Random(0)
+    chain, rng = test_recompute_runs.profiled(name), Random(seed)
     largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
     while True:
         seed = rng.randrange(10**6)
@@ -314,7 +311,7 @@ def early_copies(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     return taken
 
 
-@pytest.mark.parametrize(("name", "gpus", "seed"), [("gpt2", 2, 6), ("resnet", 1, 12)])
+@pytest.mark.parametrize(("name", "gpus", "seed"), [("gpt2", 2, 5), ("resnet", 1, 23)])
 def test_inputs_leave_with_their_forward(
     name: str, gpus: int, seed: int, early_copies: Counter[bool]
 ) -> None:
@@ -382,7 +379,7 @@ def test_peak_with_recomputed_runs(semantics: Semantics) -> None:
         pytest.param("gpt2", 4, 0.5, "2bw", marks=pytest.mark.long),
         ("resnet", 4, 0.7, "flush"),
         ("t5", 4, 0.6, "2bw"),
-        ("gpt2", 1, 0.45, "2bw"),
+        ("gpt2", 1, 0.42, "2bw"),
         ("resnet", 1, 0.9, "flush"),
     ],
 )
@@ -411,7 +408,7 @@ def test_four_ranks_that_compute_again_and_offload(semantics: Semantics) -> None
     """Where stages do both: bits of one process, peaks to the byte."""
     chain = test_recompute_runs.profiled("gpt2")
     config = contiguous(semantics, 1)
-    scarce = machines_with_host(chain, config, 4, 0.3, 10**12)
+    scarce = machines_with_host(chain, config, 4, 0.5, 10**12)
     plan = solve(chain, scarce, replace(config, recompute="auto", offload="auto"))
     both = [s for s in plan.stages if s.remat and s.remat.recompute and s.remat.offload]
     assert len(both) >= 2
