@@ -10,22 +10,29 @@ from pipeplan import tasks
 from pipeplan.task import Task
 
 
-def gpt2(blocks: int = 2, **options: Any) -> Task:
+def gpt2(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
     """A GPT-2 of two layers for each of its blocks, and two more."""
-    task = tasks.gpt2(**options)
+    task = tasks.gpt2(seed, **options)
     task.model.blocks = task.model.blocks[:blocks]
     return task
 
 
-def resnet(**options: Any) -> Task:
+def mixer(seed: int = 0, *, blocks: int = 2) -> Task:
+    """An MLP-mixer of so many blocks."""
+    task = tasks.mixer(seed)
+    task.model.blocks = task.model.blocks[:blocks]
+    return task
+
+
+def resnet(seed: int = 0, **options: Any) -> Task:
     """A ResNet with one block of each width: six layers."""
-    task = tasks.resnet(**options)
+    task = tasks.resnet(seed, **options)
     task.model.body = nn.Sequential(*list(task.model.body)[::2])
     return task
 
 
-def t5(**options: Any) -> Task:
+def t5(seed: int = 0, **options: Any) -> Task:
     """A T5 with one block of its encoder and both of its decoder: eleven layers."""
-    task = tasks.t5(**options)
+    task = tasks.t5(seed, **options)
     task.model.encoder = task.model.encoder[:1]
     return task

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan import rematerialize, tasks
+from pipeplan import rematerialize
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.livebytes import peak_bytes
 from pipeplan.rematerialized import choice, operators
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
+from tests import short_networks
 from tests.lean_modules import LOSS, SAMPLE, by_layers, row
 
 NAMES = ("operators", "layers")
@@ -23,7 +24,7 @@ NAMES = ("operators", "layers")
 def blocks() -> Task:
     """A few layers of a mixer."""
     torch.manual_seed(0)
-    return tasks.mixer(0)
+    return short_networks.mixer()
 
 
 def left_by(module: nn.Module, task: Task) -> list[Tensor]:
@@ -84,7 +85,7 @@ def test_the_faster_way_is_taken(faster: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_times_are_those_of_steps_and_leave_no_trace() -> None:
     """Weights, gradients, buffers and random numbers are as they were; the least time is taken."""
-    task = tasks.resnet(size=18, batch=2, side=16, width=4)
+    task = short_networks.resnet(batch=2, side=16, width=4)
     model = task.model
     assert isinstance(model, nn.Module)
     left_by(model, task)

@@ -22,7 +22,7 @@ from pipeplan.remat import DeviceOpKind, HostLink, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
-from tests import grids
+from tests import grids, short_networks
 from tests.lean_modules import LOSS, SAMPLE, by_layers, lean, row, source
 
 FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
@@ -35,7 +35,7 @@ TINY = {
     "resnet": {"width": 8, "side": 32},
     "densenet": {},
     "inception": {},
-    "unet": {},
+    "unet": {"depth": 2, "side": 32},
     "tied": {"sequence": 16, "tied": True},
 }
 MODELS = {"tied": "gpt2"}
@@ -50,7 +50,9 @@ BETWEEN = ["gpt2", "mixer"]
 def tiny(name: str, **options: object) -> Task:
     """A task of the library with the same weights each time."""
     torch.manual_seed(0)
-    task: Task = getattr(tasks, MODELS.get(name, name))(0, **(options or TINY[name]))
+    make = MODELS.get(name, name)
+    networks = short_networks if hasattr(short_networks, make) else tasks
+    task: Task = getattr(networks, make)(0, **(options or TINY[name]))
     return task
 
 
@@ -122,7 +124,7 @@ def check_within(task: Task, limits: Sequence[int]) -> None:
 @grids.first(1, name=["mixer", "gpt2"])
 def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     """With offloading everything is bit-equal, too, within budgets that need it."""
-    task = tiny(name)
+    task = tiny(name, **TINY[name], blocks=4)
     assert isinstance(task.model, nn.Module)
     expected = trained(copy.deepcopy(task.model), task)
     options = {"loss": task.loss, "repeats": 1, **FAST}
@@ -162,7 +164,7 @@ def test_the_rehearsal_and_the_module_share_blocks_of_the_host(
     monkeypatch.setattr(pinned, "_unregister", lambda _: None)
     task = tiny("gpt2")
     options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1TB/s"}
-    options |= {"method": "layers"}
+    options |= {"method": "layers", "max_layers": 6}
     plain, pair = task.model, task.microbatch(0)
     assert isinstance(plain, nn.Module)
     free = rematerialize(plain, pair, "1TiB", **options)
@@ -188,7 +190,7 @@ def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPa
 
     task = tiny("mixer")
     assert isinstance(task.model, nn.Module)
-    options = {"loss": task.loss, "repeats": 1, **FAST}
+    options = {"loss": task.loss, "repeats": 1, "max_layers": 4, **FAST}
     free = by_layers(task.model, task.microbatch(0), "1TiB", **options)
     budget, *_ = budgets(free.rematerialization_costs, HostLink(10**13), 2)
     lean = by_layers(task.model, task.microbatch(0), budget, **options)
@@ -309,7 +311,7 @@ def test_a_budget_below_the_least_names_layer_and_least() -> None:
     assert isinstance(task.model, nn.Module)
     options = {"loss": task.loss, "repeats": 1}
     with pytest.raises(InfeasibleError, match=r"layer \d+ \('.*'\) holds") as refused:
-        by_layers(task.model, task.microbatch(0), "1MiB", **options)
+        by_layers(task.model, task.microbatch(0), "100KiB", **options)
     limit = least_bytes(refused.value)
     assert f"Give budget={limit}, a smaller micro-batch" in str(refused.value)
     lean = by_layers(task.model, task.microbatch(0), limit, **options)
