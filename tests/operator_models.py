@@ -13,6 +13,7 @@ from torch.nn import functional
 from pipeplan import tasks
 from pipeplan.task import Task
 from pipeplan.tasks.attention import Block
+from tests import short_networks
 
 
 @dataclass(frozen=True)
@@ -202,11 +203,11 @@ def _values(*shape: int, grad: bool = False) -> Tensor:
 
 
 def _tied() -> Model:
-    return of_task(tasks.gpt2(size="tiny", batch=2, sequence=16, tied=True))
+    return of_task(short_networks.gpt2(batch=2, sequence=16, tied=True))
 
 
 def _residual() -> Model:
-    return of_task(tasks.resnet(size=18, batch=2, side=16, width=4))
+    return of_task(short_networks.resnet(batch=2, side=16, width=4))
 
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -217,14 +218,14 @@ MODELS: dict[str, Callable[[], Model]] = {
         (_values(2, 16, 32, grad=True),),
     ),
     "gpt2, tied weights": _tied,
-    "llama": lambda: of_task(tasks.llama(size="tiny", sequence=16)),
+    "llama": lambda: of_task(short_networks.llama(sequence=16)),
     "bert": lambda: Model(Bert(), (_ids(2, 16), torch.arange(16).expand(2, 16) > 12)),
-    "t5": lambda: of_task(tasks.t5(size="tiny", sequence=8)),
-    "vit": lambda: of_task(tasks.vit(batch=2, side=16)),
+    "t5": lambda: of_task(short_networks.t5(sequence=8)),
+    "vit": lambda: of_task(short_networks.vit(batch=2, side=16)),
     "resnet": _residual,
     "densenet": lambda: of_task(tasks.densenet(batch=2, side=16)),
     "u-net": lambda: of_task(tasks.unet(depth=2, width=4, batch=2, side=16)),
-    "mixer": lambda: of_task(tasks.mixer(batch=2, side=16)),
+    "mixer": lambda: of_task(short_networks.mixer(batch=2, side=16)),
     "lstm": lambda: Model(Lstm(), (_values(3, 5, 8, grad=True),)),
     "in place": lambda: Model(InPlace(), (_values(4, 8, grad=True),)),
     "custom function": lambda: Model(Custom(), (_values(4, 8),)),

@@ -17,9 +17,23 @@ def gpt2(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
     return task
 
 
-def mixer(seed: int = 0, *, blocks: int = 2) -> Task:
+def mixer(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
     """An MLP-mixer of so many blocks."""
-    task = tasks.mixer(seed)
+    task = tasks.mixer(seed, **options)
+    task.model.blocks = task.model.blocks[:blocks]
+    return task
+
+
+def llama(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
+    """A Llama of so many blocks."""
+    task = tasks.llama(seed, **options)
+    task.model.blocks = task.model.blocks[:blocks]
+    return task
+
+
+def vit(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
+    """A vision transformer of so many blocks."""
+    task = tasks.vit(seed, **options)
     task.model.blocks = task.model.blocks[:blocks]
     return task
 
