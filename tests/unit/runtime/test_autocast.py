@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -245,7 +246,7 @@ TASKS = {
     "mlp": capture_tasks.mlp,
     "conv": capture_tasks.conv,
     "transformer": capture_tasks.transformer,
-    "gpt2": capture_tasks.gpt2,
+    "gpt2": partial(capture_tasks.gpt2, blocks=2),
 }
 
 

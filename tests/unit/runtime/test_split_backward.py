@@ -25,7 +25,7 @@ from pipeplan.task import Task, Tied
 from pipeplan.testing import plans, plans_offload, plans_split, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import Rule, verify
-from tests import capture_tasks, dry_runs, grids, models, pipelines
+from tests import dry_runs, grids, models, pipelines
 from tests.captured import lasting
 from tests.unit.runtime import test_autocast, test_drop, test_hooks, test_memory
 
@@ -302,4 +302,4 @@ def test_peak_of_a_graph_is_as_planned(shape: tuple[int, int, int]) -> None:
     """Of layers that are exported graphs, to the byte."""
     plan = planned("gpt2", shape)
     peaks = [row.peak_bytes for row in plan.memory]
-    assert test_memory.measured_of(plan, capture_tasks.gpt2) == peaks
+    assert test_memory.measured_of(plan, test_memory.TASKS["gpt2"]) == peaks
