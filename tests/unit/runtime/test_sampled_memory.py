@@ -32,7 +32,8 @@ from pipeplan.testing import plans, plans_offload
 from pipeplan.testing.in_process import run_ranks
 from tests import grids, pipelines
 from tests.unit.runtime import test_memory, test_split_backward
-from tests.unit.runtime.test_offload_runs import leaving_checkpoints, offloads
+from tests.unit.runtime.test_offload_inputs import leaving_checkpoints
+from tests.unit.runtime.test_offload_runs import offloads
 
 RANKS = 2
 FAMILIES = ["GPT-2", "ResNet", "Llama", "T5"]
