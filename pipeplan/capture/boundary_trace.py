@@ -115,7 +115,7 @@ class _FakeMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
         is_unreal = _is_moved if func._schema.is_mutable else is_empty  # noqa: SLF001
-        # torch looks up what it knows of an operation only where no argument is real.
+        # torch makes real tensors beside fake ones fake, too, but then computes their shapes anew.
         beside_fakes = any(
             isinstance(leaf, FakeTensor) and leaf.constant is None for leaf in leaves
         )
