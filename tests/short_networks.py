@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -10,32 +12,23 @@ from pipeplan import tasks
 from pipeplan.task import Task
 
 
-def gpt2(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
-    """A GPT-2 of two layers for each of its blocks, and two more."""
-    task = tasks.gpt2(seed, **options)
-    task.model.blocks = task.model.blocks[:blocks]
-    return task
+def _of_blocks(make: Callable[..., Task]) -> Callable[..., Task]:
+    """`make`, whose model is made of `blocks`, with the first ones of these."""
+
+    @functools.wraps(make)
+    def short(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
+        task = make(seed, **options)
+        task.model.blocks = task.model.blocks[:blocks]
+        return task
+
+    return short
 
 
-def mixer(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
-    """An MLP-mixer of so many blocks."""
-    task = tasks.mixer(seed, **options)
-    task.model.blocks = task.model.blocks[:blocks]
-    return task
-
-
-def llama(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
-    """A Llama of so many blocks."""
-    task = tasks.llama(seed, **options)
-    task.model.blocks = task.model.blocks[:blocks]
-    return task
-
-
-def vit(seed: int = 0, *, blocks: int = 2, **options: Any) -> Task:
-    """A vision transformer of so many blocks."""
-    task = tasks.vit(seed, **options)
-    task.model.blocks = task.model.blocks[:blocks]
-    return task
+gpt2 = _of_blocks(tasks.gpt2)
+"""Two layers for each block, and two more."""
+mixer = _of_blocks(tasks.mixer)
+llama = _of_blocks(tasks.llama)
+vit = _of_blocks(tasks.vit)
 
 
 def resnet(seed: int = 0, **options: Any) -> Task:
