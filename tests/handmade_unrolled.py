@@ -80,16 +80,15 @@ class Unrolled:
     @cached_property
     def computes(self) -> list[list[tuple[int, int]]]:
         """Start and end of every compute op of the window, by GPU: `hold` asks often."""
-        return [
-            [
-                self.time(kind, stage, m)
-                for kind, stage, copy in self.ops
-                if kind.is_compute and self.plan.stages[stage].gpu == gpu
-                for m in self.window
-                if m % self.plan.k == copy
-            ]
-            for gpu in range(len(self.plan.cluster.gpus))
-        ]
+        found: list[list[tuple[int, int]]] = [[] for _ in self.plan.cluster.gpus]
+        for (kind, stage, copy), op in self.ops.items():
+            if kind.is_compute:
+                for m in self.window:
+                    if m % self.plan.k == copy:
+                        begin, end = self.time(kind, stage, m)
+                        assert end - begin == op.duration_ns
+                        found[self.plan.stages[stage].gpu].append((begin, end))
+        return found
 
     def keep(self, gpu: int, term: str, size: int, alloc: Key, release: Key) -> None:
         """Notes one interval."""
