@@ -73,6 +73,19 @@ def small_searched_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_caches() -> Iterator[None]:
+    """Steps of optimizers are timed without emptying the processor's caches before each.
+
+    No test asks how long they take, and to empty caches takes longer than small layers.
+    """
+    from pipeplan.capture.layer_costs import optimizer_cost
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer_cost, "COLD_BYTES", 1)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def process_as_found() -> Iterator[None]:
     """A test leaves what later tests of its process read as it found it, whatever they are.

@@ -17,6 +17,7 @@ import torch._dynamo
 import torch.distributed.checkpoint.filesystem  # noqa: F401
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from pipeplan import Pipeline, capture  # noqa: F401
 from pipeplan.launch import train  # noqa: F401
@@ -62,4 +63,6 @@ def _rank(words: list[str], environ: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     SubprocessHandler._popen = lambda _, command, environ: Forked(command, environ)  # type: ignore[assignment,return-value]
+    # For an event that nobody reads, torch looks for the source of all modules that are there.
+    dynamic_rendezvous.get_method_name = lambda depth=2: "a method"
     run.main()
