@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools of .venv first: the verbs and torchrun that scripts call by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test tests test-long lint style types format constraints clean
+.PHONY: help demo test tests compiled test-long lint style types format constraints clean
 
 help:
 	@echo "make demo [RANKS=n]  profile, plan, verify, simulate and train a small GPT-2"
@@ -47,13 +47,15 @@ help:
 demo: $(DEMO)
 	@$(BIN)/python examples/demo.py $(if $(RANKS),--ranks $(RANKS))
 
-# Types and contracts are checked beside the tests: mypy takes a core for a minute and more.
+# Types and contracts are checked beside the tests, and what numba compiles is compiled beside them,
+# once: the files that come first plan nothing (tests/conftest.py).
 test: style
-	@$(MAKE) --no-print-directory --jobs=2 types tests
+	@$(MAKE) --no-print-directory --jobs=3 compiled types tests
 
-# What numba compiles is compiled once, not by each process of the tests at the same time.
-tests: $(DEV) $(BROWSER)
+compiled: $(DEV)
 	@$(BIN)/python -m tests.machine_code > /dev/null
+
+tests: $(DEV) $(BROWSER)
 	@echo "== tests, the longest files first"
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
 		tests benchmarks/tests

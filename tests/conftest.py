@@ -14,22 +14,22 @@ import pytest
 
 HERE = Path(__file__).parent
 FIRST = (
-    "unit/docs/test_run.py",
     "distributed/test_faults.py",
+    "unit/test_compile.py",
     "distributed/test_torchrun.py",
     "unit/capture/test_fake.py",
-    "unit/test_compile.py",
     "unit/runtime/test_layer_programs.py",
     "unit/rematerialized/test_rematerialize.py",
-    "unit/runtime/test_offload_runs.py",
+    "distributed/test_large.py",
     "unit/operators/test_bits_and_bytes.py",
+    "unit/capture/test_graph.py",
+    "unit/test_hosting.py",
+    "unit/docs/test_run.py",
+    "unit/runtime/test_offload_runs.py",
     "property/test_planner_recompute_enumeration.py",
     "unit/runtime/test_sampled_memory.py",
-    "distributed/test_large.py",
     "unit/runtime/test_split_backward.py",
-    "unit/capture/test_graph.py",
     "distributed/test_joining.py",
-    "unit/test_hosting.py",
     "unit/capture/test_odd_models.py",
     "unit/runtime/test_wide.py",
     "unit/offmate/test_training.py",
@@ -41,7 +41,8 @@ FIRST = (
     "unit/runtime/test_offload_inputs.py",
     "distributed/test_replicas.py",
 )
-"""Files that take longest: workers that begin with them end together."""
+"""Files that take longest: workers that begin with them end together. Those up to the one of the
+documentation plan nothing: what numba compiles is being compiled meanwhile (Makefile)."""
 _SET_FOR_GOOD = (
     "PYTEST_",
     "TORCHINDUCTOR_",

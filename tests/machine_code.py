@@ -2,8 +2,8 @@
 
     python -m tests.machine_code
 
-`unit/ilp/test_compiled.py` compares the two. `make test` runs this before all tests, so that their
-processes find what most of them need compiled.
+`unit/ilp/test_compiled.py` compares the two. `make test` runs this beside the first tests, so that
+all others find what most of them need compiled.
 """
 
 from __future__ import annotations
