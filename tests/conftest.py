@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked_commands
+
 HERE = Path(__file__).parent
 FIRST = (
     "distributed/test_faults.py",
@@ -55,6 +57,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
 
 
 gc.set_threshold(20_000, 20, 50)  # torch makes thousands of objects that live: 3 % of the time
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where several processes run tests, one more forks commands for all of them."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        server = forked_commands.Server()
+        config.add_cleanup(server.close)
+        os.environ[forked_commands.FOLDER] = str(server.folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

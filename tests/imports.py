@@ -1,4 +1,4 @@
-"""What ranks import, slowly, and what is measured alike for all of them; see preloaded.py."""
+"""What ranks import, slowly, and what is measured alike for all; see forked_commands.py."""
 
 from __future__ import annotations
 

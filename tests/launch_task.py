@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -387,8 +386,3 @@ def validation_losses(semantics: Semantics, *steps: int) -> list[float]:
     """What `validated` tells after so many steps in one process."""
     runs = (trained(semantics, each, evaluate=VALIDATED).evaluated for each in steps)
     return [sum(losses) / VALIDATED for losses in runs]
-
-
-def environment() -> dict[str, str]:
-    """One thread per rank, messages over the loopback device."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import launch_task
+from tests import forked_commands, launch_task
 
 PRESS = """\
 import os, runpy, signal, sys
@@ -33,7 +33,7 @@ def ended(code: str, **environ: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=launch_task.ROOT,
-        env=launch_task.environment() | environ,
+        env=forked_commands.environment() | environ,
         capture_output=True,
         text=True,
         timeout=120,
@@ -85,7 +85,7 @@ def test_calibrate_refuses_before_it_measures(
     done = subprocess.run(
         [sys.executable, *words],
         cwd=launch_task.ROOT,
-        env=launch_task.environment() | environ,
+        env=forked_commands.environment() | environ,
         capture_output=True,
         text=True,
         timeout=120,
@@ -106,7 +106,7 @@ def test_while_ranks_join(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeplan.launch", "--plan", plan, "--clock", "virtual"],
         cwd=launch_task.ROOT,
-        env=launch_task.environment() | place,
+        env=forked_commands.environment() | place,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import case_scripts, launch_task, loader_task, preloaded
+from tests import case_scripts, forked_commands, launch_task, loader_task
 from tests.distributed import launches, worker_cases
 
 
@@ -55,8 +55,8 @@ def test_workers_outlast_a_signal_to_their_group() -> None:
 @pytest.mark.parametrize("starts", ["fork", "forkserver"])
 def test_workers_end_with_a_rank_that_is_killed(starts: str) -> None:
     """Though they heed no signal: nobody is there to end them."""
-    done = preloaded.run(WORKER_CASES, "is-killed", starts)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    done = forked_commands.run(WORKER_CASES, "is-killed", starts)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr[-3000:]
     workers = [Path("/proc", pid) for pid in done.stdout.split()]
     assert len(workers) == worker_cases.WORKERS
     deadline = time.monotonic() + 60

@@ -19,7 +19,7 @@ from pipeplan.launch.__main__ import main
 from pipeplan.layer_options import add_options
 from pipeplan.plan import Semantics
 from pipeplan.report.page.run_files import read_files
-from tests import case_scripts, launch_task, preloaded
+from tests import case_scripts, forked_commands, launch_task
 from tests.launch_task import ROOT
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -30,17 +30,17 @@ def torchrun(ranks: int, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*TORCHRUN, str(ranks), *words],
         cwd=ROOT,
-        env=launch_task.environment(),
+        env=forked_commands.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def forked(ranks: int, *words: str) -> preloaded.Ended:
+def forked(ranks: int, *words: str) -> forked_commands.Ended:
     """A torchrun that has ended, of which ranks and agent have been forked."""
     script = ROOT / "tests" / "forked_torchrun.py"
-    return preloaded.run(script, "--standalone", "--nproc-per-node", str(ranks), *words)
+    return forked_commands.run(script, "--standalone", "--nproc-per-node", str(ranks), *words)
 
 
 def planned(folder: Path, ranks: int, semantics: Semantics) -> str:

@@ -11,7 +11,10 @@ import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan.batching import batches
 from tests import loader_task

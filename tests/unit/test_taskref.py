@@ -13,7 +13,7 @@ from pipeplan.errors import InputError
 from pipeplan.launch import __main__ as launch
 from pipeplan.task import load, load_named
 from pipeplan.taskref import parsed
-from tests import launch_task
+from tests import forked_commands, launch_task
 
 BODY = """
 import torch
@@ -231,7 +231,7 @@ def test_the_command_that_is_told_works(ran: Path, capfd: pytest.CaptureFixture[
 
 
 def _environment() -> dict[str, str]:
-    return launch_task.environment() | {"PYTHONPATH": str(launch_task.ROOT)}
+    return forked_commands.environment() | {"PYTHONPATH": str(launch_task.ROOT)}
 
 
 def test_a_dry_run_loads_no_foreign_task(ran: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.forked_commands import Server
+from tests import forked_commands
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "launch" / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -69,22 +68,15 @@ RUN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """What forks the commands of all pages."""
-    with Server(tmp_path_factory.mktemp("server")) as started:
-        yield started
-
-
 @pytest.fixture
-def folder(tmp_path: Path, server: Server) -> Path:
+def folder(tmp_path: Path) -> Path:
     """An empty folder with the examples, and the project's programs on the path."""
     for name in ("examples", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
     programs = tmp_path / ".programs"
     programs.mkdir()
     for name, words in _PROGRAMS.items():
-        server.program(programs / name, words)
+        forked_commands.client().program(programs / name, words)
     return tmp_path
 
 
@@ -106,7 +98,7 @@ def ran(words: list[str], folder: Path) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_does_what_it_says(page: Path, folder: Path, server: Server) -> None:
+def test_a_page_does_what_it_says(page: Path, folder: Path) -> None:
     """Its blocks succeed one after the other, and print what it shows."""
     printed = ""
     for block in blocks(page):
@@ -117,7 +109,7 @@ def test_a_page_does_what_it_says(page: Path, folder: Path, server: Server) -> N
         elif block.name:
             (folder / block.name).write_text(block.text, encoding="utf-8")
         else:
-            printed = ran(server.command("-c", block.text), folder)
+            printed = ran(forked_commands.client().command("-c", block.text), folder)
 
 
 def check_output(printed: str, shown: str) -> None:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pipeplan.launch.stop_signal import StopSignal
-from tests import launch_task
+from tests import forked_commands, launch_task
 
 WAITS = """\
 import os, sys, threading
@@ -60,7 +60,7 @@ def test_a_late_signal_ends_the_rank(late: bool) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WAITS, "0" if late else "600"],
         cwd=launch_task.ROOT,
-        env=launch_task.environment(),
+        env=forked_commands.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
