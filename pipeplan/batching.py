@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_bool
 from functools import lru_cache, partial
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
@@ -200,8 +201,15 @@ class _LoadedAhead:
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Signals wait: they would end a worker that has begun and does not handle them yet."""
+    """Signals wait: they would end a worker that has begun and does not handle them yet.
+
+    All workers but forked ones need Python's resource tracker. It is started inside, for SIGUSR1
+    would end it as well; as it starts, it lets SIGINT and SIGTERM through again (Python 3.11).
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    if multiprocessing.get_start_method() != "fork":
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
