@@ -190,7 +190,7 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"got {word} in {text[:80]}"))
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("semantics", [pytest.param("flush", marks=pytest.mark.long), "2bw"])
 def test_nan_at_step_3(tmp_path: Path, semantics: Semantics) -> None:
     """All ranks end together with one message; what is saved is from before, and goes on."""
     plan = launch_task.plan(2, semantics)
@@ -261,7 +261,7 @@ def test_sigusr1_to_one_rank_saves_and_leaves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("semantics", "replicas", "step_s", "long_s", "within_s"),
     [
-        ("flush", 1, 3, 1, None),
+        pytest.param("flush", 1, 3, 1, None, marks=pytest.mark.long),
         ("2bw", 1, 3, 1, None),
         pytest.param("flush", 1, 7.2, None, 4, marks=pytest.mark.long),
         pytest.param("2bw", 1, 7.2, None, 4, marks=pytest.mark.long),

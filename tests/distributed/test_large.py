@@ -108,7 +108,7 @@ def check_resident(ran: Ran, empty: Ran, largest: int) -> None:
 
 
 def test_ranks_hold_what_they_host(tmp_path: Path) -> None:
-    """64 MiB of weights on two ranks: no rank ever has the other's half in memory; same bits.
+    """32 MiB of weights on two ranks: no rank ever has the other's half in memory; same bits.
 
     Of an exported model; of a row of layers below, where a run goes on.
     """
@@ -116,11 +116,11 @@ def test_ranks_hold_what_they_host(tmp_path: Path) -> None:
     folders = [tmp_path / "empty", tmp_path / "large"]
     for folder in folders:
         folder.mkdir()
-    empty = launch(folders[0], 2, reference_of(form, 16, 8))
-    ran = launch(folders[1], 2, reference_of(form, 16, 1024))
+    empty = launch(folders[0], 2, reference_of(form, 8, 8))
+    ran = launch(folders[1], 2, reference_of(form, 8, 1024))
     check_resident(ran, empty, 4 * 1024 * 1025)
     assert "builds the whole model" not in ran.said
-    assert equal(ran.weights, plain(form, 16, 1024, None))
+    assert equal(ran.weights, plain(form, 8, 1024, None))
 
 
 @pytest.mark.parametrize("source", ["safetensors", "distributed", "saved"])
@@ -138,14 +138,14 @@ def test_resumed_ranks_hold_what_they_host(tmp_path: Path) -> None:
     begun, resident = [], []
     for folder, width in zip(folders, (8, 1024), strict=True):
         folder.mkdir()
-        task = reference_of("row", 16, width)
+        task = reference_of("row", 8, width)
         begun.append(launch(folder, 2, task, steps=1))
         again = ("--resume", str(folder / "run"))
         resident.append(launch(folder, 2, task, *again))
     for empty, ran in (begun, resident):
         check_resident(ran, empty, 4 * 1024 * 1025)
         assert "builds the whole model" not in ran.said
-    assert equal(resident[1].weights, plain("row", 16, 1024, None))
+    assert equal(resident[1].weights, plain("row", 8, 1024, None))
 
 
 def test_pipeline_of_a_function_builds_what_it_hosts(tmp_path: Path) -> None:

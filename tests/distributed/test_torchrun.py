@@ -64,7 +64,7 @@ def equal(file: Path, expected: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_gloo_equals_one_process(ranks: int) -> None:
     """Flush and 2bw, looped maps, ties across ranks, clipping, scaling: bit-equal over gloo."""
     told = case_scripts.printed(Path(__file__).with_name("gloo_cases.py"), str(ranks))
