@@ -202,11 +202,11 @@ def _module(reference: Reference) -> object:
         path = Path(place).resolve()
         if not path.is_file():
             raise InputError(f"task {text!r}: no file {place}. Check the path.")
-        spec = importlib.util.spec_from_file_location(f"pipeplan_task_{path.stem}", path)
+        _look_beside(path.parent)
+        spec = importlib.util.spec_from_file_location(_module_name(path), path)
         if spec is None or spec.loader is None:
             raise InputError(f"task {text!r}: {place} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        _look_beside(path.parent)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module
@@ -216,6 +216,19 @@ def _module(reference: Reference) -> object:
         raise InputError(
             f"task {text!r}: importing {place} failed: {error_line(error)}{_where(error, place)}"
         ) from error
+
+
+def _module_name(path: Path) -> str:
+    """By which `import` finds a task file, if it does, here and in processes that are started here.
+
+    Workers of a loader that are not forked import the classes of what they are given.
+    """
+    name, loaded = path.stem, getattr(sys.modules.get(path.stem), "__file__", path)
+    found = PathFinder.find_spec(name) if name not in sys.builtin_module_names else None
+    is_found = found is not None and found.origin == str(path)
+    if is_found and loaded and Path(loaded).resolve() == path:
+        return name
+    return f"pipeplan_task_{name}"
 
 
 def _where(error: BaseException, place: str) -> str:

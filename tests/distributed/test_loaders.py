@@ -45,9 +45,13 @@ def test_workers_feed_2bw_that_is_killed_and_goes_on(tmp_path: Path) -> None:
 WORKER_CASES = Path(worker_cases.__file__)
 
 
-def test_workers_outlast_a_signal_to_their_group() -> None:
-    """Torchrun forwards SIGTERM to the whole group of a rank, which then loads on and saves."""
-    told = case_scripts.printed(WORKER_CASES, "goes-on", "fork")
+@pytest.mark.parametrize(("does", "starts"), [("goes-on", "fork"), ("of-a-file", "forkserver")])
+def test_workers_outlast_a_signal_to_their_group(does: str, starts: str) -> None:
+    """Torchrun forwards SIGTERM to the whole group of a rank, which then loads on and saves.
+
+    Workers that are not forked find the classes of a task file.
+    """
+    told = case_scripts.printed(WORKER_CASES, does, starts)
     assert told == [f"{worker_cases.COUNT} {worker_cases.WORKERS}"]
 
 

@@ -1,7 +1,8 @@
 """A process with workers that load ahead, whose group gets the signals that stop a rank.
 
-`python worker_cases.py goes-on fork` prints how many micro-batches came behind them; `is-killed`
-prints the process ids of its workers and kills itself. Workers are forked, or start otherwise.
+`python worker_cases.py goes-on fork` prints how many micro-batches came behind them; so does
+`of-a-file`, where the data set is a task file's. `is-killed` prints the process ids of its workers
+and kills itself. Workers are forked, or start otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan.batching import batches
+from pipeplan.task import load
 from tests import loader_task
 
 WORKERS, COUNT = 2, 20
@@ -30,6 +32,8 @@ def main(does: str, starts: str) -> int:
     for number in SIGNALS:
         signal.signal(number, lambda number, _: noted.append(number))
     data = batches(loader_task.loader(WORKERS))
+    if does == "of-a-file":
+        data = load(f"{loader_task.__file__}:task").data  # type: ignore[assignment]
     coming = data.ahead(itertools.count())
     assert coming is not None
     for number in SIGNALS:  # also while workers begin, and again while they load
