@@ -219,7 +219,7 @@ def _module(reference: Reference) -> object:
 
 
 def _module_name(path: Path) -> str:
-    """By which `import` finds a task file, if it does, here and in processes that are started here.
+    """By which `import` finds a task file, if it does, here and in what is started from here.
 
     Workers of a loader that are not forked import the classes of what they are given.
     """
