@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from ctypes import c_bool
 from functools import lru_cache, partial
 from multiprocessing import resource_tracker
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
@@ -64,7 +65,7 @@ def batches(
 
     Args:
         samples: a data set with a length; or a `DataLoader`, of which data set, batch size,
-            whether it shuffles, collate_fn, workers and prefetch are taken.
+            whether it shuffles, collate_fn, workers, how they start and prefetch are taken.
         size: samples in one micro-batch; what is left of an epoch is dropped.
         shuffle: every epoch in another order.
         seed: of the orders, and of what samples draw (augmentation).
@@ -89,7 +90,8 @@ def batches(
     order = seed if type(loader.sampler) is RandomSampler else None
     assert loader.batch_size is not None
     by_number = _ByNumber(loader.dataset, loader.batch_size, order, seed, loader.collate_fn)
-    return Batches(by_number, loader.num_workers, loader.prefetch_factor or prefetch)
+    prefetch = loader.prefetch_factor or prefetch
+    return Batches(by_number, loader.num_workers, prefetch, loader.multiprocessing_context)
 
 
 def _check_repeats(loader: DataLoader[Any]) -> None:
@@ -144,9 +146,16 @@ def _check_whole(sampler: RandomSampler) -> None:
 class Batches:
     """Micro-batches by number; made by `batches`."""
 
-    def __init__(self, by_number: _ByNumber, workers: int, prefetch: int) -> None:
-        """`by_number` makes them; the rest as `batches` says."""
+    def __init__(
+        self,
+        by_number: _ByNumber,
+        workers: int,
+        prefetch: int,
+        starts: BaseContext | None = None,
+    ) -> None:
+        """`by_number` makes them, `starts` says how workers do; the rest as `batches` has it."""
         self._by_number, self._workers, self._prefetch = by_number, workers, prefetch
+        self._starts = starts
 
     def __call__(self, number: int) -> Any:
         """Micro-batch `number`."""
@@ -159,7 +168,8 @@ class Batches:
         """
         if not self._workers:
             return None
-        return _LoadedAhead(self._by_number, numbers, self._workers, self._prefetch)
+        given = self._workers, self._prefetch, self._starts
+        return _LoadedAhead(self._by_number, numbers, *given)
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -173,7 +183,12 @@ class _LoadedAhead:
     """
 
     def __init__(
-        self, by_number: _ByNumber, numbers: Iterator[int], workers: int, prefetch: int
+        self,
+        by_number: _ByNumber,
+        numbers: Iterator[int],
+        workers: int,
+        prefetch: int,
+        starts: BaseContext | None,
     ) -> None:
         """Starts the workers; the rest as `Batches` has it."""
         over = RawValue(c_bool, False)
@@ -183,10 +198,11 @@ class _LoadedAhead:
             sampler=numbers,
             num_workers=workers,
             prefetch_factor=prefetch,
+            multiprocessing_context=starts,
             generator=torch.Generator(),  # or it would draw from the one that layers draw from
             worker_init_fn=partial(_outlast_signals, over),
         )
-        with _held_back():
+        with _held_back(starts):
             self._coming: Iterator[Any] = iter(loader)
         # From here on workers obey torch, and Python at its end, which terminate late ones. One of
         # Python's own finalizers: they alone are sure to come before the latter.
@@ -200,14 +216,14 @@ class _LoadedAhead:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _held_back(starts: BaseContext | None) -> Iterator[None]:
     """Signals wait: they would end a worker that has begun and does not handle them yet.
 
     All workers but forked ones need Python's resource tracker. It is started inside, for SIGUSR1
     would end it as well; as it starts, it lets SIGINT and SIGTERM through again (Python 3.11).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    if multiprocessing.get_start_method() != "fork":
+    if (starts or multiprocessing).get_start_method() != "fork":
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:

@@ -28,9 +28,11 @@ class Rows(Dataset[Any]):
         return torch.randn(6, generator=generator), index % 3
 
 
-def loader(workers: int) -> DataLoader[Any]:
+def loader(workers: int, starts: str | None = None) -> DataLoader[Any]:
     """As a user has it."""
-    return DataLoader(Rows(), batch_size=5, drop_last=True, num_workers=workers)
+    return DataLoader(
+        Rows(), batch_size=5, drop_last=True, num_workers=workers, multiprocessing_context=starts
+    )
 
 
 @task_function
