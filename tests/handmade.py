@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -210,16 +211,20 @@ def length(
     """(T2), (T3), (S2) of one op, in fractions."""
     first, last, gpu = stages[stage]
     if kind.is_compute:
-        speed = Fraction(str(cluster.gpus[gpu].speed))
-        layers = of.layers[first : last + 1]
+        speed, layers = cluster.gpus[gpu].speed, of.layers[first : last + 1]
         times = (_alone(x, kind, split=stage in split) for x in layers)
-        return sum(ceil(time / speed) for time in times) + cluster.action_overhead_ns
+        return sum(_at(speed, time) for time in times) + cluster.action_overhead_ns
     if kind is OpKind.SEND_F:
         size, other = of.layers[last].output_bytes, stage + 1
     else:
         size, other = of.layers[first - 1].gradient_of_output_bytes, stage - 1
     latency, bandwidth = cluster.links.between(gpu, stages[other][2])
     return latency + (ceil(Fraction(size * 10**9, bandwidth)) if bandwidth else 0)
+
+
+@cache
+def _at(speed: float, time: int) -> int:
+    return ceil(time / Fraction(str(speed)))
 
 
 def _alone(layer: Layer, kind: OpKind, *, split: bool) -> int:

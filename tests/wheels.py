@@ -15,9 +15,8 @@ period earlier, and every byte would lie in memory no longer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
@@ -33,16 +32,27 @@ Homes = tuple[int, ...]
 """GPU of each layer of a chain in which runs are layers."""
 
 
-@dataclass(frozen=True)
 class Machine:
     """A chain in which runs are layers, on a cluster whose stages have no overhead."""
 
-    chain: Chain
-    cluster: Cluster
+    def __init__(self, chain: Chain, cluster: Cluster) -> None:
+        self.chain, self.cluster, count = chain, cluster, len(chain.layers)
+        assert not cluster.action_overhead_ns
+        assert not cluster.links.pairs
+        assert all(gpu.speed == 1 for gpu in cluster.gpus)
+        self.layer = [*range(count), *reversed(range(count))]
+        self.length = [x.forward_ns for x in chain.layers]
+        self.length += [x.backward_ns for x in reversed(chain.layers)]
+        latency, band = cluster.links.latency_ns, cluster.links.bandwidth_bytes_per_s
+        sizes = [self.full(op) for op in range(2 * count - 1)]
+        self.wire = [latency + (-(-size * 10**9 // band) if band else 0) for size in sizes]
 
-    def __post_init__(self) -> None:
-        assert not self.cluster.action_overhead_ns
-        assert all(gpu.speed == 1 for gpu in self.cluster.gpus)
+    def full(self, op: int) -> int:
+        """Bytes of what an op hands on."""
+        layer = self.layer[op]
+        if op < len(self.chain.layers):
+            return self.chain.layers[layer].output_bytes
+        return self.chain.gradient_of_input(layer)
 
     @cached_property
     def alone(self) -> list[StageBytes]:
@@ -83,38 +93,39 @@ class Case:
 
     def __init__(self, machine: Machine, homes: Homes) -> None:
         self.machine, self.homes = machine, homes
-        chain, count = machine.chain, len(homes)
-        self.layer = [*range(count), *reversed(range(count))]
-        self.gpu = [homes[layer] for layer in self.layer]
-        self.length = [x.forward_ns for x in chain.layers]
-        self.length += [x.backward_ns for x in reversed(chain.layers)]
-        self.size = [
-            machine.covered[n] if n and homes[n - 1] == homes[n] else machine.alone[n]
-            for n in range(count)
-        ]
+        self.layer, self.length = machine.layer, machine.length
+        self.gpu = [*homes, *reversed(homes)]
         self.crosses = [one != other for one, other in pairwise(self.gpu)]
-        self.wire = [self._wire(op) if cut else 0 for op, cut in enumerate(self.crosses)]
-        self.spare = self._spare()
-        self.begins = [0]
-        for length, wire in zip(self.length, [*self.wire, 0], strict=True):
-            self.begins.append(self.begins[-1] + length + wire)
+        self.wire = [
+            wire if cut else 0 for wire, cut in zip(machine.wire, self.crosses, strict=True)
+        ]
 
-    def _full(self, op: int) -> int:
-        """Bytes of what an op hands on."""
-        chain, layer = self.machine.chain, self.layer[op]
-        if op < len(self.homes):
-            return chain.layers[layer].output_bytes
-        return chain.gradient_of_input(layer)
+    @cached_property
+    def size(self) -> list[StageBytes]:
+        """Of each layer."""
+        homes, machine = self.homes, self.machine
+        return [
+            machine.covered[n] if n and homes[n - 1] == homes[n] else machine.alone[n]
+            for n in range(len(homes))
+        ]
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """When each op would begin, and the last one end, if nothing waited."""
+        lasting = (
+            length + wire for length, wire in zip(self.length, [*self.wire, 0], strict=True)
+        )
+        return list(accumulate(lasting, initial=0))
 
     def unsaved(self, op: int) -> int:
         """Those that its own layer does not keep anyway (M4), (M5)."""
         layer = self.machine.chain.layers[self.layer[op]]
         assert not layer.saved_passing_bytes
-        return self._full(op) - (layer.saved_output_bytes if op < len(self.homes) else 0)
+        return self.machine.full(op) - (layer.saved_output_bytes if op < len(self.homes) else 0)
 
     def received(self, op: int) -> int:
         """(M5) of the receiver."""
-        return self._full(op)
+        return self.machine.full(op)
 
     def link(self, op: int) -> tuple[int, int]:
         """What the transfer behind an op keeps busy."""
@@ -122,11 +133,8 @@ class Case:
         full = self.machine.cluster.links.duplex == "full"
         return pair if full else (min(pair), max(pair))
 
-    def _wire(self, op: int) -> int:
-        latency, band = self.machine.cluster.links.between(self.gpu[op], self.gpu[op + 1])
-        return latency + (-(-self._full(op) * 10**9 // band) if band else 0)
-
-    def _spare(self) -> list[int]:
+    @cached_property
+    def spare(self) -> list[int]:
         """Memory beside weights and what belongs to them, two versions of them (M1)."""
         spare = [gpu.memory_bytes for gpu in self.machine.cluster.gpus]
         for layer, gpu in zip(self.machine.chain.layers, self.homes, strict=True):
@@ -365,7 +373,6 @@ class Wheels:
 
 def every_case(chain: Chain, cluster: Cluster) -> Iterator[Case]:
     """Every set of runs on every allocation, of equal GPUs only the first new one."""
-    assert not cluster.links.pairs
     assert len({gpu.memory_bytes for gpu in cluster.gpus}) == 1
     for one in oracle.every_chain(chain):
         machine = Machine(one, cluster)

@@ -124,30 +124,40 @@ def test_listing_what_there_is_to_try_takes_time() -> None:
     assert state.elapsed < 0.1
 
 
-@pytest.mark.parametrize(
-    ("layers", "gpus", "seed"),
-    [(3, gpus, seed) for gpus in (2, 3) for seed in range(12, 18)]
-    + [(4, 2, 2), pytest.param(4, 2, 8, marks=pytest.mark.long)],
+@grids.first(
+    7,
+    case=[
+        *((3, 2 + seed // 2 % 2, seed) for seed in range(12, 18)),
+        (4, 2, 2),
+        *((3, 3 - seed // 2 % 2, seed) for seed in range(12, 18)),
+        (4, 2, 8),
+    ],
 )
-def test_two_brute_forces_agree(layers: int, gpus: int, seed: int) -> None:
+def test_two_brute_forces_agree(case: tuple[int, int, int]) -> None:
     """That which prunes by wheels of slots finds what that which judges stages one by one does."""
+    layers, gpus, seed = case
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
     limit = 2 * oracle.serial(chain, cluster)
     best = oracle.optimum(chain, cluster, limit=limit, again=True)
     assert wheels.optimum(chain, cluster) == best
 
 
-@pytest.mark.parametrize(
-    ("layers", "gpus", "seed"),
-    [(3, gpus, seed) for gpus in (2, 3) for seed in range(12)]
-    + [(4, gpus, seed) for gpus in (2, 3) for seed in (3, 12, 14)],
+@grids.first(
+    16,
+    case=[
+        *((3, 2 + seed // 2 % 2, seed) for seed in range(12)),
+        *((4, gpus, seed) for gpus in (2, 3) for seed in (3, 12)),
+        *((3, 3 - seed // 2 % 2, seed) for seed in range(12)),
+        *((4, gpus, 14) for gpus in (2, 3)),
+    ],
 )
-def test_equal_to_brute_force(layers: int, gpus: int, seed: int) -> None:
+def test_equal_to_brute_force(case: tuple[int, int, int]) -> None:
     """No partition, order or set of runs of a few layers has a shorter period."""
+    layers, gpus, seed = case
     held_against(seed, layers, gpus)
 
 
-@pytest.mark.parametrize("seed", [15, 41, 47, 127, 394, 719, 759, 1062])
+@grids.first(5, seed=[15, 41, 47, 127, 394, 719, 759, 1062])
 def test_equal_to_brute_force_with_programs(seed: int) -> None:
     """Nor has any choice of programs beside all of these, where it shortens the period."""
     _, best = held_against(seed, 3, 2, options=2)
@@ -199,16 +209,10 @@ def test_each_set_of_runs_has_bounds_of_its_own() -> None:
     assert whole.bounds == before
 
 
-@pytest.mark.parametrize(
-    ("layers", "seed"),
-    [
-        *((5, seed) for seed in (0, 12)),
-        (6, 4),
-        *(pytest.param(5, seed, marks=pytest.mark.long) for seed in (4, 6, 9)),
-    ],
-)
-def test_five_and_six_layers_are_proven(layers: int, seed: int) -> None:
+@grids.first(2, case=[(5, 0), (5, 12), (6, 4), (5, 4), (5, 6), (5, 9)])
+def test_five_and_six_layers_are_proven(case: tuple[int, int]) -> None:
     """On 3 GPUs the period is that of brute force, and is called optimal."""
+    layers, seed = case
     plan, _ = held_against(seed, layers, 3)
     assert plan is not None
     assert plan.solver.status == "optimal"

@@ -41,10 +41,16 @@ def frees(ledger: Ledger, order: Order) -> Frees:
     return Frees(tuple(reversed(read)), tuple(reversed(made)))
 
 
-def bytes_during(ledger: Ledger, order: Order) -> list[int]:
-    """Bytes during each entry of an order, static ones and inputs among them (B1)-(B4)."""
+def bytes_during(ledger: Ledger, order: Order, going: Frees | None = None) -> list[int]:
+    """Bytes during each entry of an order, static ones and inputs among them (B1)-(B4).
+
+    Args:
+        ledger: what operations read and make.
+        order: of operations.
+        going: its `frees`, where they are known.
+    """
     size, held, found = ledger.size, ledger.constant, []
-    going = frees(ledger, order)
+    going = going or frees(ledger, order)
     for at, read, made in zip(order, going.read, going.made, strict=True):
         found.append(held + ledger.comes(at))
         held += sum(size[s] for s in ledger.made(at))
@@ -57,10 +63,16 @@ def peak_bytes(ledger: Ledger, order: Order) -> int:
     return max(bytes_during(ledger, order))
 
 
-def saved_bytes(ledger: Ledger, order: Order) -> int:
-    """What is held at the end of the forward, without static bytes, inputs and outputs (B5)."""
+def saved_bytes(ledger: Ledger, order: Order, going: Frees | None = None) -> int:
+    """What is held at the end of the forward, without static bytes, inputs and outputs (B5).
+
+    Args:
+        ledger: what operations read and make.
+        order: of operations.
+        going: its `frees`, where they are known.
+    """
     held = set[int]()
-    going = frees(ledger, order)
+    going = going or frees(ledger, order)
     for at, read, made in zip(order, going.read, going.made, strict=True):
         if at == END_F:
             break
@@ -81,8 +93,9 @@ def further(ledger: Ledger, order: Order) -> int:
 
 def fits(ledger: Ledger, order: Order, peak: int, saved: int | None = None) -> bool:
     """Whether an order keeps budgets in bytes."""
-    within = saved is None or saved_bytes(ledger, order) <= saved
-    return within and peak_bytes(ledger, order) <= peak
+    going = frees(ledger, order)
+    within = saved is None or saved_bytes(ledger, order, going) <= saved
+    return within and max(bytes_during(ledger, order, going)) <= peak
 
 
 def tidy(ledger: Ledger, order: Order) -> Order:

@@ -18,7 +18,6 @@ from pipeplan.remat.graph import (
     SearchLimits,
     graph_budgets,
     graph_curve,
-    least_peak,
     solve,
 )
 from pipeplan.remat.graph.hierarchy import solve_level
@@ -27,6 +26,7 @@ from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
+from tests import grids
 from tests.unit.remat.graph.test_joins import UNEQUAL
 
 FEW = SearchLimits(20, deterministic=0.2)
@@ -37,8 +37,7 @@ def _times(found: Pareto) -> list[int | None]:
     return [each.option and each.option.outcome.compute_ns for each in found.answers]
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("anywhere", [False, True])
+@grids.each_value(seed=range(6), anywhere=[False, True])
 def test_exact_methods_agree(seed: int, anywhere: bool) -> None:
     """Intervals and auto give brute force's times at every budget, and prove them."""
     problem = GraphProblem(random_graph(seed, 4, 3), anywhere=anywhere)
@@ -94,15 +93,15 @@ def test_every_method_answers(method: str) -> None:
 
 
 @functools.cache
-def least_of_small() -> int:
-    """The least peak of the small GPT."""
-    return least_peak(gpt_graph(SMALL), 60)
+def budgets_of_small() -> tuple[int, ...]:
+    """Of the small GPT, from the least peak found to that of all that is kept."""
+    return graph_budgets(gpt_graph(SMALL), 3, 60)
 
 
 def test_the_least_memory_is_below_all_others() -> None:
     """No method has a program below it; it answers every budget from its peak on."""
     problem = GraphProblem(gpt_graph(SMALL))
-    least = least_of_small()
+    least = budgets_of_small()[0]
     assert least < judge(problem.graph, keep_all(problem.graph)).peak_bytes
     budgets = [Budget(least - 1), Budget(least)]
     below, at = solve(problem, budgets, 20, "least-memory").answers
@@ -117,8 +116,7 @@ def test_the_least_memory_is_below_all_others() -> None:
 def test_a_curve_goes_from_the_least_to_all() -> None:
     """Ours is as fast as every other method at every budget."""
     graph = gpt_graph(SMALL)
-    limits = graph_budgets(graph, 3, 60)
-    assert limits[0] == least_of_small()
+    limits = budgets_of_small()
     assert limits[-1] == judge(graph, keep_all(graph)).peak_bytes
     lines: list[str] = []
     found = graph_curve(graph, limits, 10, lines.append)
