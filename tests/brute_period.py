@@ -139,8 +139,13 @@ def allocations(layers: int, gpus: int) -> Iterator[tuple[int, ...]]:
         yield from (((*head, gpu)) for gpu in range(min(gpus, max(head, default=-1) + 2)))
 
 
-def brute_period(chain: Chain, gpus: int, memory: int, bandwidth: int | None) -> int | None:
-    """The shortest integer 1F1B period; None if not even one micro-batch at a time fits."""
+def brute_period(
+    chain: Chain, gpus: int, memory: int, bandwidth: int | None, least: int = 1
+) -> int | None:
+    """The shortest integer 1F1B period; None if not even one micro-batch at a time fits.
+
+    It is known to be `least` or more, as that of more memory is.
+    """
     loads = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
     sizes = [layer.output_bytes for layer in chain.layers[:-1]]
     longest = sum(loads) + (2 * sum(sizes) if bandwidth else 0)
@@ -149,7 +154,7 @@ def brute_period(chain: Chain, gpus: int, memory: int, bandwidth: int | None) ->
         for gpu in allocations(len(loads), gpus)
         if Brute(chain, gpu, memory, bandwidth, longest).fits_one_by_one()
     ]
-    for period in range(max(loads), longest + 1) if fitting else ():
+    for period in range(max(least, *loads), longest + 1) if fitting else ():
         for gpu in fitting:
             busiest = max(sum(loads[i] for i, g in enumerate(gpu) if g == p) for p in set(gpu))
             if busiest <= period and Brute(chain, gpu, memory, bandwidth, period).feasible():

@@ -35,7 +35,7 @@ from tests.random_placements import random_costs, random_runs
 from tests.unit.ilp.test_recompute import costs_of, some_chain
 
 HOST = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9)
-STEPS, PERIODS, CHAINS = 4, 80, 12
+STEPS, PERIODS, CHAINS = 4, 60, 8
 """Settings of steps, random periods and chains with options that are tried."""
 
 

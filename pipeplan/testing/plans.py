@@ -16,7 +16,7 @@ from pipeplan.plan import MemoryModel, Plan, Remat, Semantics, Stage
 from pipeplan.testing.plans_offload import fit_host, offloading, with_states_on_host
 from pipeplan.testing.plans_programs import running, with_options
 from pipeplan.testing.plans_times import with_times
-from pipeplan.verifier import Rule, audit, verify
+from pipeplan.verifier import Audit, audit
 
 Duplex = Literal["full", "half"]
 _DUPLEXES: tuple[Duplex, ...] = ("full", "half")
@@ -205,15 +205,16 @@ def _tie(rng: Random, plan: Plan) -> Plan:
 def _fill_in(rng: Random, plan: Plan) -> Plan:
     """Micro-batches per step that (R6) allows, budgets that hold, then table and step."""
     found = audit(plan)
-    needed = max(1, max(found.in_flight) - 1)
-    while any(each.rule is Rule.VERSIONS for each in verify(_with(plan, microbatches=needed))):
-        needed += 1
-    return budgeted(rng, _with(plan, microbatches=needed + rng.choice([0, 0, 1, 5])))
+    needed = max(1, max(found.in_flight) - 1, found.least_microbatches)
+    return _fitting(rng, _with(plan, microbatches=needed + rng.choice([0, 0, 1, 5])), found)
 
 
 def budgeted(rng: Random, plan: Plan) -> Plan:
     """`plan` on GPUs whose memory it fits into, with its table and step."""
-    found = audit(plan)
+    return _fitting(rng, plan, audit(plan))
+
+
+def _fitting(rng: Random, plan: Plan, found: Audit) -> Plan:
     spare = rng.choice([0, 0, 100])
     gpus = tuple(
         gpu.model_copy(update={"memory_bytes": row.peak_bytes + spare})

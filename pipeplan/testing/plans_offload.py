@@ -10,7 +10,6 @@ from random import Random
 
 from pipeplan.cluster import Host
 from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
-from pipeplan.verifier import audit
 from pipeplan.verifier.durations import host_ns
 from pipeplan.verifier.remat import runs as wrong_runs
 from pipeplan.verifier.stage_bytes import offloaded, sends_whole_input
@@ -73,10 +72,10 @@ def with_states_on_host(rng: Random, plan: Plan) -> Plan:
 
 
 def fit_host(rng: Random, plan: Plan) -> Plan:
-    """`plan` with as much memory on its host as it needs, or a little more."""
+    """`plan` with as much memory on its host as its table says, or a little more."""
     if plan.cluster.host is None:
         return plan
-    needed = sum(row.host_bytes for row in audit(plan).memory)
+    needed = sum(row.host_bytes for row in plan.memory)
     host = plan.cluster.host.model_copy(update={"memory_bytes": needed + rng.choice([0, 0, 50])})
     return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"host": host})})
 

@@ -21,8 +21,8 @@ from tests.voices import counted_slots, never_later_never_higher, replay_accepts
 
 random_plan = partial(plans.random_plan, programs=True)
 SEEDS = st.integers(0, 2**32)
-FEW = settings(max_examples=40, derandomize=True, deadline=None)
-MANY = settings(max_examples=80, derandomize=True, deadline=None)
+FEW = settings(max_examples=30, derandomize=True, deadline=None)
+MANY = settings(max_examples=60, derandomize=True, deadline=None)
 
 
 @MANY
@@ -90,7 +90,7 @@ def test_slots_hold_every_message(seed: int) -> None:
     assert counted_slots(pattern) == slots
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 @given(SEEDS)
 def test_mutants_are_judged_alike(seed: int) -> None:
     """A changed plan is rejected by both voices or accepted by both."""
@@ -122,6 +122,7 @@ def test_mutations_are_worth_the_name() -> None:
 
 def test_random_plans_offload_in_many_ways() -> None:
     """Full and half ways, two stages on one, some copies only, beside recomputed runs."""
+    every = {"2bw", "flush", "full", "half", "shared", "some", "again"}
     seen: set[str] = set()
     for plan in (random_plan(seed, memory_model="exact", offload=True) for seed in range(150)):
         sending = [s for s in plan.stages if s.remat and s.remat.offload]
@@ -135,7 +136,9 @@ def test_random_plans_offload_in_many_ways() -> None:
             seen.add("some")
         if any(stage.remat and stage.remat.recompute for stage in sending):
             seen.add("again")
-    assert seen == {"2bw", "flush", "full", "half", "shared", "some", "again"}
+        if seen == every:
+            return
+    raise AssertionError(every - seen)
 
 
 @pytest.mark.long

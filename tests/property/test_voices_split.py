@@ -20,8 +20,8 @@ from tests.mutations import mutate
 from tests.voices import counted_slots, never_later_never_higher, replay_accepts
 
 SEEDS = st.integers(0, 2**32)
-FEW = settings(max_examples=40, derandomize=True, deadline=None)
-MANY = settings(max_examples=80, derandomize=True, deadline=None)
+FEW = settings(max_examples=30, derandomize=True, deadline=None)
+MANY = settings(max_examples=60, derandomize=True, deadline=None)
 
 
 @MANY
@@ -66,7 +66,7 @@ def test_slots_hold_every_message(seed: int) -> None:
     assert counted_slots(pattern) == lowering.buffer_slots(pattern)
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 @given(SEEDS)
 def test_mutants_are_judged_alike(seed: int) -> None:
     """A changed plan is rejected by both voices or accepted by both."""
@@ -74,7 +74,7 @@ def test_mutants_are_judged_alike(seed: int) -> None:
     assert replay_accepts(mutant) == (verify(mutant) == ())
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@MANY
 @given(SEEDS)
 def test_mutants_of_the_halves_are_judged_alike(seed: int) -> None:
     """So is a plan that changes in what only split backwards have."""

@@ -13,6 +13,7 @@ import pytest
 
 from pipeplan.cli import main, output
 from pipeplan.errors import InputError
+from tests import grids
 from tests.samples import two_stages
 
 CSV = "name,forward_ns,backward_ns,output_bytes\na,1,2,3\n"
@@ -140,18 +141,18 @@ def test_full_and_closed_stdout_are_no_bugs(tmp_path: Path) -> None:
     assert (closed.returncode, "bug" in closed.stderr) == (0, False)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+@grids.each_value(
+    case=[
         (None, "stdin: cannot be read: it is closed. Give the name of a file."),
         (b"", "stdin: line 1: got no column name, need"),
         (b"name,caf\xe9\n", "stdin: byte 8: got 0xe9, need UTF-8 text"),
         (CSV.replace("a", "\udcff").encode("utf-8", "surrogatepass"), "need UTF-8 text"),
     ],
+    locale=["C", "C.UTF-8", "POSIX"],
 )
-@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
-def test_stdin_is_read_as_files_are(content: bytes | None, said: str, locale: str) -> None:
+def test_stdin_is_read_as_files_are(case: tuple[bytes | None, str], locale: str) -> None:
     """Closed, empty, or no UTF-8: one line and 2, in every locale."""
+    content, said = case
     closed = " <&-" if content is None else ""
     done = subprocess.run(
         f"{sys.executable} -m pipeplan import - --format csv -o -{closed}",

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -30,6 +29,10 @@ from pipeplan.plan import Bounds, OpKind, Plan
 from pipeplan.planner import Config, Progress
 from tests.baselines import chain, setting
 from tests.compared import eager_row, machines
+
+
+LONG = partial(time.sleep, 3600)
+"""Longer than a test may take."""
 
 
 def found(memory: int, free: Row | Absent, contiguous: Row | Absent) -> Found:
@@ -114,24 +117,24 @@ def test_jobs_in_other_processes_give_what_they_give_here() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_keeps_what_is_done_and_ends_the_rest_at_once(processes: int) -> None:
-    """Jobs that are done have their results, the others none; before the first it is passed on."""
-    jobs: list[Job[object]] = [Job("done", partial(pow, 3, 2)), *[Job("long", _long)] * 3]
+    """Jobs that are done have their results, the others none."""
+    jobs: list[Job[object]] = [Job("done", partial(pow, 3, 2)), *[Job("long", LONG)] * 3]
 
-    def after(least: float) -> Callable[[float, str], None]:
-        def tell(share: float, _: str) -> None:
-            if share >= least:
-                raise KeyboardInterrupt
+    def tell(share: float, _: str) -> None:
+        if share >= 0.25:
+            raise KeyboardInterrupt
 
-        return tell
+    assert run_jobs(jobs, processes, tell) == [9, None, None, None]
 
-    assert run_jobs(jobs, processes, after(0.25)) == [9, None, None, None]
+
+def test_ctrl_c_before_the_first_is_passed_on() -> None:
+    """Of several processes `test_ctrl_c_is_heard_by_the_parent_alone` says so."""
+
+    def tell(share: float, _: str) -> None:
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, processes, after(0))
-
-
-def _long() -> None:
-    """Longer than a test may take."""
-    time.sleep(3600)
+        run_jobs([Job("long", LONG)], 1, tell)
 
 
 def test_an_interrupted_search_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
