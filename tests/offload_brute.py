@@ -10,7 +10,8 @@ from pipeplan.remat.schedules.host_link import HostLink
 from pipeplan.remat.schedules.schedule import FORWARDS, DeviceOp, DeviceOpKind, DeviceSchedule
 
 
-def _copy(device: DeviceState) -> DeviceState:
+def copy_of(device: DeviceState) -> DeviceState:
+    """A state of its own, of the same costs."""
     copied = replace(
         device,
         full=set(device.full),
@@ -44,12 +45,12 @@ class _Search:
             return
         op = self.base.ops[at]
         if device.refusal(op) is None and device.during(op) <= self.budget:
-            after = _copy(device)
+            after = copy_of(device)
             after.apply(op)
             self.visit(at + 1, after, [clocks[0] + self._time(op), *clocks[1:]], done)
         else:
             for unit in {each.unit for each in device.queue.pending}:
-                after = _copy(device)
+                after = copy_of(device)
                 after.apply(DeviceOp(DeviceOpKind.WAIT, unit))
                 self.visit(at, after, [max(clocks[0], done[unit]), *clocks[1:]], done)
         for unit in range(self.costs.layers):
@@ -67,7 +68,7 @@ class _Search:
         ):
             return
         way = 2 if self.channel.duplex and not out else 1
-        after, times = _copy(device), list(clocks)
+        after, times = copy_of(device), list(clocks)
         start = max(clocks[0], clocks[way], done.get(op.index, 0))
         times[way] = start + self.channel.time_ns(device.size(op.index))
         after.apply(op)

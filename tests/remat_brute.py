@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import heapq
 import random
 from itertools import count
@@ -10,6 +9,7 @@ from itertools import count
 from pipeplan.remat.schedules.costs import Costs
 from pipeplan.remat.schedules.device_state import DeviceState
 from pipeplan.remat.schedules.schedule import FORWARDS, DeviceOp, DeviceOpKind
+from tests.offload_brute import copy_of
 
 
 def random_costs(rng: random.Random, layers: int, most: int = 8, whole: bool = False) -> Costs:
@@ -61,7 +61,7 @@ def fastest_persistent(costs: Costs, budget: int, in_time: bool = True) -> int |
         seen.add(key)
         for op in _operations(costs, device, marked, in_time):
             if device.refusal(op) is None and device.during(op) <= budget:
-                after = copy.deepcopy(device)
+                after = copy_of(device)
                 after.apply(op)
                 kept = marked | {op.index} if op.kind is DeviceOpKind.KEEP_INPUT else marked
                 kept = kept - {op.index} if op.kind is DeviceOpKind.KEEP_ALL else kept

@@ -15,6 +15,14 @@ LONG = (
     "resnet50 4 0.3 recompute",
     "gpt24 8 0.4 offload",
     "resnet50 4 0.3 offload",
+    "resnet18 2 1.2",
+    "resnet18 4 0.6",
+    "resnet34 4 1.2",
+    "resnet34 4 0.6",
+    "resnet34 4 0.5 recompute",
+    "llama24 8 0.6",
+    "llama24 8 0.5 recompute",
+    "resnet18 3 0.6 contiguous flush",
 )
 """Those that take longest; smaller networks are asked the same, and GPT-48 has as many layers."""
 CASES = [

@@ -32,7 +32,7 @@ def _case(seed: int, sizes: tuple[int, ...]) -> tuple[Costs, ComputeOrder, int]:
     return costs, line, rng.randint(line.least, max(line.least, line.peak))
 
 
-@pytest.mark.parametrize("first", range(0, 300, 30))
+@grids.first(5, first=range(0, 300, 30))
 def test_fractional_greedy_is_optimal(first: int) -> None:
     """(B3) is the linear program's optimum where parts of units may be moved (Theorem 2)."""
     for seed in range(first, first + 30):
@@ -55,7 +55,7 @@ def test_dynprog_equals_all_subsets(first: int) -> None:
         assert choice.idle + line.compute == pytest.approx(interruptible(line, budget))
 
 
-@grids.first(2, first=range(0, 220, 10))
+@grids.first(1, first=range(0, 220, 10))
 def test_exact_equals_exhaustive_search(first: int) -> None:
     """CP-SAT finds and proves the fastest placement of transfers that the device's rules allow."""
     for seed in range(first, first + 10):
@@ -72,7 +72,7 @@ def test_exact_equals_exhaustive_search(first: int) -> None:
 
 def test_rounded_times_prove_nothing_that_is_false() -> None:
     """Times that ticks do not divide: the bound is at most the fastest placement, and near it."""
-    for seed in range(10):
+    for seed in range(6):
         costs, _, budget = _case(seed, (2, 3))
         times = {
             name: tuple(12347 * each + seed for each in getattr(costs, name))

@@ -180,7 +180,7 @@ def test_tflms_never_waits_for_room() -> None:
 def test_rounding_never_breaks_the_budget() -> None:
     """With few slots DYNPROG's choices fit in bytes, too, or there are none; the fastest first."""
     built = 0
-    for seed in range(5):
+    for seed in range(3):
         rng = random.Random(seed)
         costs = random_costs(rng, 12, most=1000)
         line = compute_order(costs, keep_all(costs))
@@ -193,7 +193,7 @@ def test_rounding_never_breaks_the_budget() -> None:
                 assert times == sorted(times)
                 for _, timed in found:
                     assert judge(costs, timed.schedule, budget, ONE).violations == ()
-    assert built > 200
+    assert built > 120
 
 
 def test_exact_bounds_and_beats_the_rest_in_time() -> None:
