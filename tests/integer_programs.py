@@ -17,7 +17,7 @@ def excludes(make: Callable[[str], Any], family: str) -> bool:
         family: the one in question.
     """
     assert make(family).solve("scip").objective is not None
-    for index, row in enumerate(getattr(make(family), family)()):
+    for index, row in reversed([*enumerate(getattr(make(family), family)())]):
         sides = [] if row.high == inf else [(row.high + 0.01, inf)]
         sides += [] if row.low == -inf else [(-inf, row.low - 0.01)]
         for low, high in sides:

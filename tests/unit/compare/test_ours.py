@@ -30,7 +30,6 @@ from pipeplan.planner import Config, Progress
 from tests.baselines import chain, setting
 from tests.compared import eager_row, machines
 
-
 LONG = partial(time.sleep, 3600)
 """Longer than a test may take."""
 

@@ -106,7 +106,7 @@ def test_stages_are_those_of_contracted_chains() -> None:
 def test_judgement_is_that_of_the_contracted_chain(offload: bool) -> None:
     """Load, room and bytes, less what may be offloaded, of random allocations with runs."""
     kinds = [0] * 4
-    for seed in range(120):
+    for seed in range(80):
         costs = some_costs(seed, 100)
         layout = with_runs(costs, seed)
         mine, placed = contracted(costs, layout)
@@ -141,7 +141,7 @@ def test_judgement_is_that_of_the_contracted_chain(offload: bool) -> None:
                 kind = 2
         assert found == pytest.approx(expected, abs=1e-9)
         kinds[kind] += 1
-    assert min(kinds) > 5
+    assert min(kinds) > 3
 
 
 def test_a_gpus_speed_rounds_each_layer() -> None:

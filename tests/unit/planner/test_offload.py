@@ -17,7 +17,7 @@ from pipeplan.sweep import sweep
 from pipeplan.testing.networks import build
 from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import verify
-from tests import handmade
+from tests import grids, handmade
 
 GIB = 2**30
 FAST = Host(memory_bytes=128 * GIB, bandwidth_bytes_per_s=12 * 10**9)
@@ -109,7 +109,7 @@ def test_shorter_than_without(semantics: str, duplex: str) -> None:
     assert per_microbatch(away) < per_microbatch(plain)
 
 
-@pytest.mark.parametrize("memory", [2, 3, 5])
+@grids.first(2, memory=[2, 3, 5])
 def test_all_three_together_are_never_worse(memory: int) -> None:
     """Cuts, recomputation and offloading at once: at most as long as the first two."""
     joint = planned(memory * GIB, recompute="auto")
@@ -205,7 +205,7 @@ def test_refuses_what_cannot_be(options: dict[str, Any], message: str) -> None:
 def test_voices_agree_on_random_chains() -> None:
     """What the solver claims of small random plans that offload is what every voice says."""
     offloading = 0
-    for seed in range(16):
+    for seed in range(10):
         rng = Random(seed)
         plan = random_plan(seed, memory_model="exact", layers=rng.randint(3, 7))
         need = max(row.peak_bytes for row in plan.memory)
@@ -232,4 +232,4 @@ def test_voices_agree_on_random_chains() -> None:
         except (InfeasibleError, TimeLimitError):
             continue
         offloading += moved(found) > 0
-    assert offloading >= 3
+    assert offloading >= 2

@@ -27,7 +27,12 @@ def chain() -> Chain:
 
 def solved(cluster: Cluster, **options: object) -> Plan:
     """The planner's answer."""
-    fields: dict[str, object] = {"time_limit_s": 10, "workers": 1, **options}
+    fields: dict[str, object] = {
+        "time_limit_s": 0.5,
+        "deterministic": True,
+        "workers": 1,
+        **options,
+    }
     return planner.solve(chain(), cluster, planner.Config(**fields))  # type: ignore[arg-type]
 
 
@@ -80,7 +85,7 @@ def test_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "chain.json", tmp_path / "plan.json"
     file.write_text(chain().to_json())
     machines = ["--gpus", "2", "--memory", "12", "--reserve", "5", "--bandwidth", "inf"]
-    assert main(["plan", str(file), *machines, "-o", str(out), "--time-limit", "5s"]) == 0
+    assert main(["plan", str(file), *machines, "-o", str(out), "--time-limit", "200ms"]) == 0
     assert Plan.read(out).cluster.gpus[0] == Gpu(name="gpu0", memory_bytes=12, reserve_bytes=5)
     machines[5] = "13"
     assert main(["plan", str(file), *machines, "-o", str(tmp_path / "other.json")]) == 2
@@ -99,9 +104,9 @@ def test_baselines_leave_it_free(tmp_path: Path) -> None:
     for name, flags in (("reserved", ["12", "--reserve", "5"]), ("plain", ["7"])):
         out = tmp_path / name
         machines = ["--gpus", "2", "--bandwidth", "inf", "--memory", *flags]
-        command = ["compare", str(file), *machines, "--time-limit", "5s", "--out", str(out)]
+        command = ["compare", str(file), *machines, "--time-limit", "500ms", "--data", str(out)]
         assert main(command) == 0
-        (point,) = json.loads((out / "comparison.json").read_text())["points"]
+        (point,) = json.loads(out.read_text())["points"]
         found[name] = [
             (row["name"], row.get("fits"), row.get("period_ns")) for row in point["rows"]
         ]

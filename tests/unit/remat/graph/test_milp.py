@@ -28,7 +28,7 @@ def _any_run(ledger: Ledger) -> Slots:
 
 
 @pytest.mark.parametrize("solver", ["highs", "scip"])
-@grids.first(3, seed=range(6))
+@grids.first(2, seed=range(6))
 def test_rk_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
     """Same class of orders, same bytes: same optimum at every pair of budgets, by the judge."""
     ledger = Ledger(random_graph(seed, 3, 2))
@@ -53,7 +53,7 @@ def test_rk_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", ["highs", "scip"])
-@grids.first(3, seed=range(6))
+@grids.first(2, seed=range(6))
 def test_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
     """Where every operation makes one storage and takes no workspace, bytes mean the same."""
     ledger = Ledger(random_graph(seed, 3, 3, plain=True))
