@@ -22,6 +22,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.self_timed import Order, staircase
 from pipeplan.simulator.tape import Ops
+from tests import grids
 from tests.baselines import AMPLE, chain, random_chain, setting
 
 PROFILES = os.environ.get("PIPEPLAN_PROFILES")
@@ -53,8 +54,7 @@ def test_one_micro_batch_at_a_time_takes_its_whole_way() -> None:
     assert verifier.audit(plan).in_flight == (1, 1)
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("order", ORDERS)
+@grids.each_value(seed=range(10), order=ORDERS)
 def test_an_eager_cycle_is_a_plan_that_every_voice_accepts(seed: int, order: Order) -> None:
     """No rule is broken, the replay agrees, caps are kept, no resource is overbooked."""
     of = setting(random_chain(seed, 6), 3, bandwidth=2 * GBYTES)
@@ -107,7 +107,7 @@ def search(of: Setting, than: Fraction | None = None) -> PartitionCloud:
     return cloud
 
 
-@pytest.mark.parametrize("seed", range(8))
+@grids.first(5, seed=range(8))
 def test_only_faster_points_are_looked_for(seed: int) -> None:
     """In one memory, what is faster than a period is found as without it, and nothing else."""
     ample = Setting(random_chain(seed, 6), uniform(3, AMPLE, bandwidth_bytes_per_s=2 * GBYTES))
@@ -123,8 +123,7 @@ def test_only_faster_points_are_looked_for(seed: int) -> None:
     assert min(point.period_ns for point in found.points) == best.period_ns
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("model", ["exact", "paper"])
+@grids.each_value(seed=range(5), model=["exact", "paper"])
 def test_what_the_search_leaves_out_is_never_better(seed: int, model: str) -> None:
     """At every memory its best point is as fast as that of executing everything."""
     small = random_chain(seed, 6)

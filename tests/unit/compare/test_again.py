@@ -74,7 +74,7 @@ def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
     """It comes on top of all others, which do without a host; its plan is valid."""
     host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)
     cluster = machines(2, 3 * GIB).model_copy(update={"host": host})
-    asked = replace(CONFIG, offload="auto", time_limit_s=1)
+    asked = replace(CONFIG, offload="auto", time_limit_s=0.5)
     here = ours.find_ours(build("resnet18", 8, 1000), cluster, asked)
     rows = ours.our_rows(here, [here])
     assert [row.name for row in rows] == [OURS, CONTIGUOUS, NONE, FULL, TWO_PHASE, AWAY]

@@ -81,7 +81,7 @@ def test_interleaved_starts_go_on_from_what_ended_close() -> None:
         return excess, closest
 
     with mock.patch.object(annealing, "anneal_from", heard):
-        InterleavedStarts(state, annealing).run(3)
+        InterleavedStarts(state, annealing).run(1)
     again = [place for place, (_, _, steps) in enumerate(began) if steps == GOING_ON]
     assert len(again) > 5
     assert all(began[place - 1][2] == SETTLING for place in again)

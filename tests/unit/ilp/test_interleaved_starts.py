@@ -135,7 +135,7 @@ def test_pinned_layers_stay_on_unequal_gpus() -> None:
     state.raise_bound("any", closed_form_bound(costs))
     serially = serial_schedule(costs, (3, 0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
     assert state.offer(serially)
-    InterleavedStarts(state, SimulatedAnnealing(state)).run(2)
+    InterleavedStarts(state, SimulatedAnnealing(state)).run(0.5)
     assert state.best is not None
     assert state.best.period < serially.period / 2
     assert {stage.gpu for stage in (state.best.stages[0], state.best.stages[-1])} == {3}

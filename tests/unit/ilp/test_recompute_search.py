@@ -262,7 +262,7 @@ def test_the_walk_finds_runs_by_itself() -> None:
         if not placing.place() or not joint.offer(chain, mine, placing.schedule()):
             continue
         before = joint.period
-        RecomputeAnnealing(joint, None).run(3)
+        RecomputeAnnealing(joint, None).run(1)
         best, known = joint.best.state, joint.period
         assert best.best is not None
         assert before is not None

@@ -183,7 +183,7 @@ class TestDeterministic:
             [{"saved_bytes": n, "output_bytes": n % 4} for n in size],
         )
         config = planner.Config(
-            deterministic=True, time_limit_s=1.0, seed=3, workers=workers, memory_model="exact"
+            deterministic=True, time_limit_s=0.5, seed=3, workers=workers, memory_model="exact"
         )
         cluster = uniform(3, 40, bandwidth_bytes_per_s=10**8)
         texts = []

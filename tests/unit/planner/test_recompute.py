@@ -17,7 +17,7 @@ from pipeplan.planner import Config, solve
 from pipeplan.testing.networks import build
 from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import verify
-from tests import handmade
+from tests import grids, handmade
 
 GIB = 2**30
 LITTLE = 8 * GIB // 5
@@ -98,12 +98,14 @@ def test_the_bound_holds_with_recomputation() -> None:
     assert max(claims) <= per_microbatch(joint) < Fraction(*(plain.solver.bounds.contiguous or ()))
 
 
-@pytest.mark.parametrize(("times", "speed"), [((0, 1), 2.0), ((1, 7), 8.0), ((0, 1001), 2.0)])
-@pytest.mark.parametrize("semantics", ["2bw", "flush"])
+@grids.each_value(
+    case=[((0, 1), 2.0), ((1, 7), 8.0), ((0, 1001), 2.0)], semantics=["2bw", "flush"]
+)
 def test_no_bound_rounds_what_a_run_does_not(
-    times: tuple[int, int], speed: float, semantics: Any
+    case: tuple[tuple[int, int], float], semantics: Any
 ) -> None:
     """(T2) rounds a run of layers once where a GPU's speed divides its times."""
+    times, speed = case
     row = {"output_bytes": 10, "saved_input_bytes": 10, "saved_bytes": 1000}
     of = handmade.chain([times] * 6, [row | {"saved_input_bytes": 0}, *[row] * 5])
     fast = uniform(1, 2600)

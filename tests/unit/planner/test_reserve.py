@@ -27,13 +27,9 @@ def chain() -> Chain:
 
 def solved(cluster: Cluster, **options: object) -> Plan:
     """The planner's answer."""
-    fields: dict[str, object] = {
-        "time_limit_s": 0.5,
-        "deterministic": True,
-        "workers": 1,
-        **options,
-    }
-    return planner.solve(chain(), cluster, planner.Config(**fields))  # type: ignore[arg-type]
+    limits: dict[str, object] = {"time_limit_s": 0.5, "deterministic": True, "workers": 1}
+    config = planner.Config(**limits | options)  # type: ignore[arg-type]
+    return planner.solve(chain(), cluster, config)
 
 
 @pytest.mark.parametrize("method", ["auto", "contiguous"])
@@ -96,17 +92,15 @@ def test_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "got --reserve beside --cluster" in capsys.readouterr().err
 
 
-def test_baselines_leave_it_free(tmp_path: Path) -> None:
+def test_baselines_leave_it_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`compare` judges everyone by the memory beside the reserve, as with that memory alone."""
     file = tmp_path / "chain.json"
     file.write_text(chain().to_json())
     found = {}
     for name, flags in (("reserved", ["12", "--reserve", "5"]), ("plain", ["7"])):
-        out = tmp_path / name
         machines = ["--gpus", "2", "--bandwidth", "inf", "--memory", *flags]
-        command = ["compare", str(file), *machines, "--time-limit", "500ms", "--data", str(out)]
-        assert main(command) == 0
-        (point,) = json.loads(out.read_text())["points"]
+        assert main(["compare", str(file), *machines, "--time-limit", "500ms", "--json"]) == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
         found[name] = [
             (row["name"], row.get("fits"), row.get("period_ns")) for row in point["rows"]
         ]

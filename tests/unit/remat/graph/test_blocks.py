@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 
@@ -87,12 +88,12 @@ def _chain_of(length: int) -> OperatorGraph:
 
 
 def test_tiny_layers_are_joined() -> None:
-    """500 layers of two operations are a few dozen blocks, nearly all identical, and planned."""
-    ledger = Ledger(_chain_of(500))
+    """200 layers of two operations are a few dozen blocks, nearly all identical, and planned."""
+    ledger = Ledger(_chain_of(200))
     found = partition(ledger)
     assert len(found) < 20
     assert len({block.key for block in found}) < 5
-    assert sum(len(block.operations) for block in found) == 1000
+    assert sum(len(block.operations) for block in found) == 400
     peak = (peak_bytes(ledger, ledger.first_order()) + ledger.constant) // 2
     order = BlockChain(ledger).order(peak, keep_all=True)
     assert order is not None
@@ -148,13 +149,20 @@ def test_options_are_the_best_at_their_budgets(seed: int) -> None:
             assert further(ledger, found) == further(ledger, best)
 
 
+@functools.cache
+def chain_of(gpt: Gpt) -> BlockChain:
+    """With options of all blocks."""
+    chain = BlockChain(Ledger(gpt_graph(gpt)), count=4)
+    chain.solve_options(SearchLimits(20), time.monotonic() + 100)
+    return chain
+
+
 @pytest.mark.parametrize("keep_all", [False, True])
 @pytest.mark.parametrize("gpt", [SMALL, replace(SMALL, fused=True, vocabulary=0)])
 def test_chains_keep_budgets(gpt: Gpt, keep_all: bool) -> None:
     """At shares of the peak: judged, within the peak, saved bytes too where they are limited."""
-    ledger = Ledger(gpt_graph(gpt))
-    chain = BlockChain(ledger, count=4)
-    chain.solve_options(SearchLimits(20), time.monotonic() + 100)
+    chain = chain_of(gpt)
+    ledger = chain.ledger
     first = ledger.first_order()
     moving = peak_bytes(ledger, first) - ledger.constant
     peaks = [ledger.constant + moving * share // 10 for share in (10, 8, 6, 5)]
@@ -175,9 +183,8 @@ def test_chains_keep_budgets(gpt: Gpt, keep_all: bool) -> None:
 
 def test_options_beat_whole_blocks() -> None:
     """Six layers of GPT2-large at half of the peak: options cost less than half of Rotor."""
-    ledger = Ledger(gpt_graph(replace(GPT2_LARGE, layers=6)))
-    chain = BlockChain(ledger, count=4)
-    chain.solve_options(SearchLimits(20), time.monotonic() + 100)
+    chain = chain_of(replace(GPT2_LARGE, layers=6))
+    ledger = chain.ledger
     peak = ledger.constant + (peak_bytes(ledger, ledger.first_order()) - ledger.constant) // 2
     ours, whole = chain.order(peak), chain.order(peak, keep_all=True)
     assert ours is not None

@@ -133,7 +133,7 @@ def test_identical_clusters_are_solved_once() -> None:
 
 def test_within_saved_bytes() -> None:
     """The pair of budgets of RK-Checkmate, by the door."""
-    problem = GraphProblem(gpt_graph(GPT))
+    problem = GraphProblem(gpt_graph(replace(GPT, layers=2)))
     (whole,) = solve(problem, [Budget(10**9)], 20, "keep-all").answers
     assert whole.option is not None
     outcome = whole.option.outcome
