@@ -224,7 +224,7 @@ def test_a_task_becomes_a_graph(
 ) -> None:
     """With its loss, its optimizer's states, times; the next command is told."""
     file = tmp_path / "graph.json"
-    task = "tests.short_networks:gpt2(size='tiny', batch=2, sequence=16, blocks=1)"
+    task = "tests.short_networks:gpt2(size='tiny', batch=2, sequence=16)"
     assert main(["profile", task, "--operators", *mode, "--json", "-o", str(file)]) == 0
     printed = capsys.readouterr()
     graph = OperatorGraph.read(file)

@@ -99,7 +99,12 @@ def test_baselines_leave_it_free(tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = {}
     for name, flags in (("reserved", ["12", "--reserve", "5"]), ("plain", ["7"])):
         machines = ["--gpus", "2", "--bandwidth", "inf", "--memory", *flags]
-        assert main(["compare", str(file), *machines, "--time-limit", "500ms", "--json"]) == 0
+        assert (
+            main(
+                ["compare", str(file), *machines, "--time-limit", "5s", "--workers", "1", "--json"]
+            )
+            == 0
+        )
         (point,) = json.loads(capsys.readouterr().out)["points"]
         found[name] = [
             (row["name"], row.get("fits"), row.get("period_ns")) for row in point["rows"]
