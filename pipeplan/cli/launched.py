@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeplan.chain import Chain
     from pipeplan.cluster import Cluster
     from pipeplan.compare import Comparison, LaunchedPoint, LaunchRequest
-    from pipeplan.compare.jobs import Tell
+    from pipeplan.jobs import Tell
 
 
 def add_flags(verb: argparse.ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pipeplan.baselines.splits import keeps_ties, time_balanced, to_stages
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.compare.jobs import whole_only
 from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.ilp import Problem
+from pipeplan.jobs import whole_only
 from pipeplan.plan import Plan
 from pipeplan.planner import Config
 from pipeplan.planner.config import problem

@@ -21,12 +21,12 @@ from typing import Literal
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare.action_probe import NAME, per_action_ns, probe_plan
-from pipeplan.compare.jobs import Tell
 from pipeplan.compare.local_launches import LocalLaunches
 from pipeplan.compare.points import ComparisonPoint
 from pipeplan.compare.predicted import STEPS, predicted_ns
 from pipeplan.compare.rows import Row
 from pipeplan.errors import InputError, PipeplanError
+from pipeplan.jobs import Tell
 from pipeplan.plan import Plan, Semantics
 from pipeplan.report.page import ReplayedStep
 from pipeplan.report.run import RunMeasurements

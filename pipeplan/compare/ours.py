@@ -13,9 +13,9 @@ from fractions import Fraction
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare import again
-from pipeplan.compare.jobs import whole_only
 from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InfeasibleError, TimeLimitError
+from pipeplan.jobs import whole_only
 from pipeplan.plan import Plan, Solver
 from pipeplan.planner import Config, solve
 from pipeplan.report.tables import plan_bound

@@ -13,10 +13,10 @@ from pipeplan.cluster import Cluster, differ_in_memory_alone
 from pipeplan.compare import ours
 from pipeplan.compare.again import AWAY, NONE
 from pipeplan.compare.field import Field, More, prepared
-from pipeplan.compare.jobs import Job, Tell, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import Absent, Row, check
 from pipeplan.errors import InputError
+from pipeplan.jobs import Job, Tell, run_jobs
 from pipeplan.planner import Config, default_microbatches
 from pipeplan.units import format_bytes
 

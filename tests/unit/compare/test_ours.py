@@ -21,10 +21,10 @@ from pipeplan.baselines.listed import Lists, listed_plan
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare import Absent, Row, ours
-from pipeplan.compare.jobs import Job, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import row_of
 from pipeplan.errors import PipeplanError
+from pipeplan.jobs import Job, run_jobs
 from pipeplan.plan import Bounds, OpKind, Plan
 from pipeplan.planner import Config, Progress
 from tests.baselines import chain, setting
@@ -165,7 +165,7 @@ def test_ctrl_c_is_heard_by_the_parent_alone() -> None:
     program = """
 import signal, time
 from functools import partial
-from pipeplan.compare.jobs import Job, run_jobs
+from pipeplan.jobs import Job, run_jobs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started us behind
 jobs = [Job("sleep", partial(time.sleep, 300))] * 2
 try:
@@ -187,7 +187,7 @@ def test_no_process_outlives_its_parent() -> None:
     program = """
 import time
 from functools import partial
-from pipeplan.compare.jobs import Job, run_jobs
+from pipeplan.jobs import Job, run_jobs
 jobs = [Job("sleep", partial(time.sleep, 300))] * 2
 run_jobs(jobs, 2, lambda share, what: print(what, flush=True))
 """
