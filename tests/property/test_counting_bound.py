@@ -66,7 +66,7 @@ def random_schedule(random: Random, costs: CostModel) -> Schedule | None:
 def test_every_schedule_satisfies_it(model: MemoryModel) -> None:
     """No schedule's allocation is refused at its period with its own bytes as budgets."""
     random, met = Random(23), 0
-    for _ in range(160):
+    for _ in range(110):
         costs = random_costs(random, model)
         schedule = random_schedule(random, costs)
         if schedule is None:
@@ -83,7 +83,7 @@ def test_every_schedule_satisfies_it(model: MemoryModel) -> None:
             for layer in range(stage.first, stage.last + 1):
                 master.model.add(master.v.on[layer][stage.gpu] == 1)
         assert cp_model.CpSolver().solve(master.model) == cp_model.OPTIMAL
-    assert met > 80
+    assert met > 55
 
 
 def _with_memories(cluster: Cluster, budgets: list[int]) -> Cluster:

@@ -15,6 +15,7 @@ from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind, Plan
+from tests import grids
 from tests.baselines import chain, judged_step, random_chain, setting
 
 SHAPES = [(2, 2), (2, 6), (3, 9), (4, 4), (4, 8), (5, 7), (8, 16)]
@@ -110,8 +111,7 @@ def test_less_memory_takes_more_time() -> None:
     assert steps == [192 + 14, 192 + 42, 192 + 54, 192 + 84]
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("name", ["h1", "h2", "v", "half", "min"])
+@grids.each_value(seed=range(8), name=["h1", "h2", "v", "half", "min"])
 def test_the_voices_agree_on_uneven_chains(seed: int, name: str) -> None:
     """Random loads, sizes and bytes over slow links: every rule holds, period and peaks agree."""
     gpus, microbatches = 3, 2 + seed % 5

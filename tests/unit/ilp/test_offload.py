@@ -321,7 +321,7 @@ def ample(seed: int) -> tuple[CostModel, Schedule]:
 def test_inputs_leave_where_all_else_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several GPUs, and only there; the last one's micro-batch goes back at once."""
     mended = []
-    for seed in range(24):
+    for seed in range(20):
         costs, schedule = ample(seed)
         most = max(row.peak_bytes for row in memory_rows(costs, schedule))
         for memory in range(most // 2, most, 6):
@@ -329,7 +329,7 @@ def test_inputs_leave_where_all_else_is_not_enough(monkeypatch: pytest.MonkeyPat
             made = repair_by_offloading(scarce, schedule)
             if made is not None and any(each.input for each in made.offloads):
                 mended.append((scarce, schedule, made))
-    assert len(mended) > 5
+    assert len(mended) > 4
     for costs, _, made in mended:
         assert fits(memory_rows(costs, made))
     places = {made.stages[x.stage].gpu for _, _, made in mended for x in made.offloads if x.input}

@@ -132,11 +132,11 @@ def test_cuts_and_options_equal_brute_force(seed: int) -> None:
     """
     options = 2 * (seed % 3 < 2)
     chain = some_chain(seed, 3 + seed % 3, options)
+    sets = every_choice(0, len(chain.layers) - 1, chain)
+    choices = [contract(chain, runs).chain for runs in sets]
     for memory in (25, 35, 50, 80):
         costs = costs_of(chain, 3, memory)
         found = RecomputeDP(costs, options=list_options(chain, nested=True)).shortest(1)
-        sets = every_choice(0, costs.layers - 1, chain)
-        choices = (contract(chain, runs).chain for runs in sets)
         partitions = (ContiguousDP(costs_of(one, 3, memory)).shortest(1) for one in choices)
         periods = [partition.period for partition in partitions if partition is not None]
         assert (None if found is None else found.period) == min(periods, default=None)
@@ -196,12 +196,12 @@ def test_options_that_are_kept_lie_evenly_in_bytes() -> None:
 def test_the_bound_exceeds_no_plan(seed: int) -> None:
     """Up to 6 layers on 3 GPUs: no set of runs has a relaxed period below the bound."""
     chain = some_chain(seed, 3 + seed % 4, options=2 * (seed % 4 < 2))
+    sets = every_choice(0, len(chain.layers) - 1, chain)
+    choices = [contract(chain, runs).chain for runs in sets]
     for memory in (30, 50):
         costs = costs_of(chain, 3, memory)
         lowest = max(1, int(load_bound(costs)))
         claimed = recompute_bound(costs, lowest)
-        sets = every_choice(0, costs.layers - 1, chain)
-        choices = (contract(chain, runs).chain for runs in sets)
         bounds = [contiguous_bound(costs_of(one, 3, memory), lowest) for one in choices]
         least = min((bound for bound in bounds if bound is not None), default=None)
         if claimed is None:

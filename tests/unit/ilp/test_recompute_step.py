@@ -45,7 +45,7 @@ def planned(chain: Chain, cluster: Cluster, microbatches: int, seconds: float = 
     return planner.solve(chain, cluster, config)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=16, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 @given(chains(2, 8), st.integers(2, 4), st.integers(1, 6), st.integers(12, 60), st.integers(0, 2))
 def test_every_voice_accepts(
     chain: Chain, gpus: int, microbatches: int, memory: int, options: int

@@ -47,7 +47,7 @@ def change(data: Any, path: tuple[str | int, ...], draw: st.DataObject) -> None:
         data[path[-1]] = draw.draw(NUMBERS)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=130, derandomize=True, deadline=None)
 @given(st.integers(0, 400), st.data())
 def test_any_plan_that_parses_is_judged(seed: int, draw: st.DataObject) -> None:
     """One to three changes anywhere in a valid plan's file: violations or none, never a crash."""
@@ -67,7 +67,7 @@ def test_any_plan_that_parses_is_judged(seed: int, draw: st.DataObject) -> None:
         assert (told.memory, told.step_ns) == (plan.memory, plan.step_ns)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=70, derandomize=True, deadline=None)
 @given(st.integers(0, 400), st.data())
 def test_any_schedule_is_audited_or_refused(seed: int, draw: st.DataObject) -> None:
     """Numbers of the ops changed at will: an audit, or bytes that no file can hold."""
