@@ -63,9 +63,9 @@ class Offloading(Placing):
     def _judge(self) -> bool:
         """Whether some choice of runs and times keeps every rule on the finished schedule."""
         built = self._plan()
-        if super()._judge():
+        if self._right(built):
             return True
-        lacking = {row.gpu for row in audit(built).memory if row.peak_bytes > row.budget_bytes}
+        lacking = {row.gpu for row in built.memory if row.peak_bytes > row.budget_bytes}
         choices = [
             ways if gpu in lacking else ways[:1]
             for ways, (_, _, gpu) in zip(self.ways, self.stages, strict=True)

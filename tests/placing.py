@@ -263,11 +263,15 @@ class Placing:
 
     def _judge(self) -> bool:
         """The verifier's word on the finished schedule; zero-length ops are judged here too."""
-        built = self._plan()
-        told = audit(built)
-        fits = all(row.peak_bytes <= row.budget_bytes for row in told.memory)
-        versions = self.fields["semantics"] == "flush" or max(told.in_flight) <= 65
-        return fits and versions and not self._broken(built)
+        return self._right(self._plan())
+
+    def _right(self, built: Plan) -> bool:
+        """Whether a plan with its own memory table keeps every rule."""
+        fits = all(row.peak_bytes <= row.budget_bytes for row in built.memory)
+        return fits and self._few_versions(built) and not self._broken(built)
+
+    def _few_versions(self, built: Plan) -> bool:
+        return self.fields["semantics"] == "flush" or max(audit(built).in_flight) <= 65
 
     def _plan(self) -> Plan:
         times = {

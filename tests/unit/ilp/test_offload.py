@@ -38,6 +38,7 @@ from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.plan import OpKind
 from pipeplan.testing.plans import random_plan
 from pipeplan.units import ceil_div
+from tests import grids
 from tests.unit.ilp.test_recompute import every_choice, some_chain
 
 SLOW = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9)
@@ -234,7 +235,7 @@ def waiting(costs: CostModel, layers: tuple[int, int], lone: Lone, room: int) ->
     return None
 
 
-@pytest.mark.parametrize("seed", range(8))
+@grids.first(5, seed=range(8))
 def test_cuts_and_runs_of_both_kinds_equal_brute_force(seed: int) -> None:
     """Up to 4 layers on 3 GPUs: no partition, set of runs again and of runs away is shorter."""
     for memory in (25, 40):

@@ -19,6 +19,7 @@ from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.paper.method import Backend, PaperResult, solve
 from pipeplan.ilp.schedule import to_ops
 from pipeplan.plan import Bounds, Plan, Solver
+from tests import grids
 from tests.brute_period import brute_period
 
 BACKENDS: tuple[Backend, ...] = ("cp-sat", "highs", "scip")
@@ -100,8 +101,7 @@ PAPER_EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", PAPER_EXAMPLES)
+@grids.each_value(name=list(PAPER_EXAMPLES), backend=BACKENDS)
 def test_paper_examples_are_proven(name: str, backend: Backend) -> None:
     """Every backend proves the 1F1B optimum of each example in the paper."""
     chain, gpus, memory, period = PAPER_EXAMPLES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from itertools import combinations, pairwise, product
 from math import ceil
 from random import Random
@@ -59,10 +60,16 @@ def _state(costs: CostModel) -> Incumbent:
     return state
 
 
+@cache
+def _by_sums() -> tuple[Incumbent, Fraction]:
+    """A search whose bound windows may raise, and what sums prove."""
+    state = _state(CostModel(_chain(), _cluster(960), "2bw", "paper"))
+    return state, state.bounds["contiguous"]
+
+
 def test_a_bound_that_sums_do_not_see() -> None:
     """Where a half-duplex link and a GPU are asked for at once, windows prove more than sums."""
-    state = _state(CostModel(_chain(), _cluster(960), "2bw", "paper"))
-    before = state.bounds["contiguous"]
+    state, before = _by_sums()
     raise_bound(state, 20.0)
     assert state.contiguous is not None
     assert before < state.bounds["contiguous"] <= state.contiguous
@@ -70,20 +77,20 @@ def test_a_bound_that_sums_do_not_see() -> None:
 
 def test_the_gap_of_contiguous_plans_uses_it() -> None:
     """A plan of the contiguous method carries a bound that sums alone do not prove."""
-    state = _state(CostModel(_chain(), _cluster(960), "2bw", "paper"))
+    _, before = _by_sums()
     config = Config(
         time_limit_s=20.0, memory_model="paper", method="contiguous", deterministic=True
     )
     plan = solve(_chain(), _cluster(960), config)
     assert plan.solver.bounds.contiguous is not None
-    assert Fraction(*plan.solver.bounds.contiguous) > state.bounds["contiguous"]
+    assert Fraction(*plan.solver.bounds.contiguous) > before
 
 
 @pytest.mark.parametrize("model", ["exact", "paper"])
 def test_no_schedule_that_fits_is_refuted(model: MemoryModel) -> None:
     """At the period of any eager cycle that fits, its partition's windows have a solution."""
     random, met = Random(5), 0
-    for _ in range(4):
+    for _ in range(3):
         costs = _random_costs(random, model)
         for stages in _partitions(costs.layers, costs.gpus):
             caps = tuple(max_in_flight(costs, stage, None) for stage in stages)
@@ -94,7 +101,7 @@ def test_no_schedule_that_fits_is_refuted(model: MemoryModel) -> None:
             for window in FiniteWindow.of(costs, LimitedPartition(stages, caps)):
                 met += 1
                 assert not _refuted(window, period)
-    assert met > 8
+    assert met > 6
 
 
 def test_partitions_that_matter_are_all_there() -> None:

@@ -71,7 +71,7 @@ def printed(report: MemoryReport, width: int = 100) -> list[str]:
 
 TWO = settle(two_stages())
 PLANS = [TWO, handmade_offload.two_gpus()] + [
-    make(seed) for make in (random_plan, random_split_plan) for seed in range(8)
+    make(seed) for make in (random_plan, random_split_plan) for seed in range(6)
 ]
 
 
