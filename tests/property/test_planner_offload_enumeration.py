@@ -55,7 +55,11 @@ MISSED = pytest.param(
 
 @pytest.mark.parametrize(
     ("seed", "memory"),
-    [(5, 10), (9, 10), (12, 10), (24, 8), (27, 10), (36, 6), (40, 6), (48, 8), MISSED],
+    [
+        *((5, 10), (9, 10), (24, 8), (36, 6), (40, 6), (48, 8)),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((12, 10), (27, 10))),
+        MISSED,
+    ],
 )
 def test_what_offloading_gains_equals_brute_force(seed: int, memory: int) -> None:
     """Where plans are shorter with it, none is shorter still."""

@@ -133,7 +133,13 @@ _IMPLIED = {"not_saved_before_made", "allocated_where_saved", "saved_where_alloc
 variables are 0 or 1: they differ in relaxations alone."""
 
 
-@pytest.mark.parametrize("family", rk_checkmate.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=pytest.mark.long if each in _IMPLIED else ())
+        for each in rk_checkmate.FAMILIES
+    ],
+)
 def test_every_family_of_rk_checkmate_counts(family: str) -> None:
     """Each rules out what all others allow, but those that follow from others."""
     rules = any(excludes(make, family) for make in (_sum, _phantoms, _chain))
