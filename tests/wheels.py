@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise, product
+from operator import add
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
@@ -96,9 +97,7 @@ class Case:
         self.layer, self.length = machine.layer, machine.length
         self.gpu = [*homes, *reversed(homes)]
         self.crosses = [one != other for one, other in pairwise(self.gpu)]
-        self.wire = [
-            wire if cut else 0 for wire, cut in zip(machine.wire, self.crosses, strict=True)
-        ]
+        self.wire = [wire * cut for wire, cut in zip(machine.wire, self.crosses, strict=True)]
 
     @cached_property
     def size(self) -> list[StageBytes]:
@@ -112,9 +111,7 @@ class Case:
     @cached_property
     def begins(self) -> list[int]:
         """When each op would begin, and the last one end, if nothing waited."""
-        lasting = (
-            length + wire for length, wire in zip(self.length, [*self.wire, 0], strict=True)
-        )
+        lasting = map(add, self.length, [*self.wire, 0])
         return list(accumulate(lasting, initial=0))
 
     def unsaved(self, op: int) -> int:
@@ -122,10 +119,6 @@ class Case:
         layer = self.machine.chain.layers[self.layer[op]]
         assert not layer.saved_passing_bytes
         return self.machine.full(op) - (layer.saved_output_bytes if op < len(self.homes) else 0)
-
-    def received(self, op: int) -> int:
-        """(M5) of the receiver."""
-        return self.machine.full(op)
 
     def link(self, op: int) -> tuple[int, int]:
         """What the transfer behind an op keeps busy."""
@@ -292,7 +285,7 @@ class Wheels:
         for start in range(first, last + 1):
             post = self._held(there, self._held(here, start))
             sent = case.unsaved(op) * self._stay(end, start + wire - end)
-            received = case.received(op) * self._stay(post, use - post)
+            received = case.machine.full(op) * self._stay(post, use - post)
             if self._with(here, sent) and self._with(there, received):
                 found.append((start, sent, received))
         return found

@@ -30,7 +30,7 @@ from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.solution import solution
 from pipeplan.planner import Config
 from pipeplan.planner.assemble import assemble, cross_check
-from tests import handmade
+from tests import grids, handmade
 from tests.searches import limits
 
 SLICE_S = 0.1
@@ -119,19 +119,12 @@ CASES = {
 }
 
 each_strategy = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-each_pair = pytest.mark.parametrize(
-    ("case", "make"),
-    [
-        pytest.param(
-            # Pins do not go with recomputation: the planner refuses them.
-            replace(case, pins=()) if name.startswith("recompute") else case,
-            make,
-            id=f"{name}, {kind}",
-        )
-        for name, make in ALL.items()
-        for kind, case in CASES.items()
-    ],
-)
+
+
+def asked(kind: str, name: str) -> tuple[Case, Make]:
+    """Pins do not go with recomputation: the planner refuses them."""
+    case = CASES[kind]
+    return replace(case, pins=()) if name.startswith("recompute") else case, ALL[name]
 
 
 def judged(case: Case, found: SearchResult) -> None:
@@ -155,9 +148,11 @@ def judged(case: Case, found: SearchResult) -> None:
     assert len(case.ks) > 1 or plan.k == case.ks[0]
 
 
-@each_pair
-def test_what_is_kept_is_right_and_never_worse(case: Case, make: Make) -> None:
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", CASES)
+def test_what_is_kept_is_right_and_never_worse(kind: str, name: str) -> None:
     """By all voices, after each of two slices; and no bound is above a plan."""
+    case, make = asked(kind, name)
     state = case.begun()
     strategy, best = make(state)
     known = best().cost
@@ -171,9 +166,10 @@ def test_what_is_kept_is_right_and_never_worse(case: Case, make: Make) -> None:
     assert state.bounds["any"] <= schedule.per_microbatch
 
 
-@each_pair
-def test_a_slice_ends_and_a_seed_gives_one_result(case: Case, make: Make) -> None:
+@grids.each_value(kind=list(CASES), name=list(ALL))
+def test_a_slice_ends_and_a_seed_gives_one_result(kind: str, name: str) -> None:
     """Work after its end is that of one step; the same twice, with the same work."""
+    case, make = asked(kind, name)
     ended = []
     for _ in range(2):
         state = case.begun(seed=3)
