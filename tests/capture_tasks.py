@@ -168,15 +168,15 @@ def gpt2(*, tied: bool = False, dropout: float = 0.1, blocks: int = 3) -> Task:
     return Task(model=model, loss=next_token, optimizer=adamw, data=tokens)
 
 
-def llama() -> Task:
-    """Hugging Face's Llama with three blocks and grouped keys."""
+def llama(*, blocks: int = 3) -> Task:
+    """Hugging Face's Llama with grouped keys."""
     import transformers
 
     config = transformers.LlamaConfig(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=3,
+        num_hidden_layers=blocks,
         num_attention_heads=4,
         num_key_value_heads=2,
     )

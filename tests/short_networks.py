@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from pipeplan import tasks
 from pipeplan.task import Task
+from pipeplan.tasks.densenet import DenseNet
 
 
 def _of_blocks(make: Callable[..., Task]) -> Callable[..., Task]:
@@ -36,6 +38,11 @@ def resnet(seed: int = 0, **options: Any) -> Task:
     task = tasks.resnet(seed, **options)
     task.model.body = nn.Sequential(*list(task.model.body)[::2])
     return task
+
+
+def densenet(seed: int = 0, **options: Any) -> Task:
+    """A DenseNet with two blocks of two layers, which read all before them."""
+    return replace(tasks.densenet(seed, **options), model=DenseNet(8, (2, 2), 10))
 
 
 def t5(seed: int = 0, **options: Any) -> Task:

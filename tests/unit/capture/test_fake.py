@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,24 +20,27 @@ from pipeplan.capture.fake_tensors.fake_model import weightless, weightless_twin
 from pipeplan.capture.layer_costs import layer_bytes
 from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
+from pipeplan.capture.measurement.task_profile import LayerMeasurements, measure_layers
 from pipeplan.chain import Chain, Layer
 from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.task import Task
 from tests import grids
 from tests.capture_tasks import adamw, conv, gpt2, llama, mlp, sgd, skips, transformer
+from tests.captured import captured
 
 ROOT = Path(__file__).parents[3]
 H100 = find_device("h100")
+SHORT = partial(gpt2, blocks=1)
 
 
-def bytes_of(chain: Chain) -> list[dict[str, object]]:
+def bytes_of(chain: Chain | LayerMeasurements) -> list[dict[str, object]]:
     """Everything a chain says about its layers, but times."""
     fields = [name for name in Layer.model_fields if not name.endswith("_ns")]
     return [{name: getattr(layer, name) for name in fields} for layer in chain.layers]
 
 
-@grids.first(5, make=[mlp, conv, transformer, gpt2, skips, llama])
+@grids.first(5, make=[mlp, conv, transformer, partial(gpt2, blocks=2), skips, llama])
 def test_bytes_are_those_of_a_measured_profile(make: Callable[[], Task]) -> None:
     """Weights, gradients, optimizer states, saved, working and boundary bytes: all equal."""
     torch.manual_seed(0)
@@ -79,9 +83,12 @@ def test_optimizers_know_parameters_by_identity(kind: str, on_meta: bool) -> Non
 
 def test_two_profiles_agree_in_bytes() -> None:
     """Measuring twice gives the same bytes, although dropout draws other numbers."""
-    assert bytes_of(profile_task(gpt2(blocks=1), repeats=1, warmup=0)) == bytes_of(
-        profile_task(gpt2(blocks=1), repeats=2, warmup=1)
+    model, task = captured(SHORT)
+    first, second = (
+        measure_layers(model, task, repeats=repeats, warmup=repeats - 1, say=lambda _: None)
+        for repeats in (1, 2)
     )
+    assert bytes_of(first) == bytes_of(second)
 
 
 class Odd(nn.Module):
@@ -181,7 +188,7 @@ def test_task_is_not_touched() -> None:
 
 def test_weightless_models_are_split_like_real_ones() -> None:
     """A model made without memory has the digest that `launch` will compare with."""
-    for make in (conv, llama):
+    for make in (conv, partial(llama, blocks=1)):
         with weightless():
             twin, _ = weightless_twin(make())
         assert split(twin, evaluates=False).digest() == split(make()).digest()
@@ -323,7 +330,7 @@ print((used.ru_maxrss - imported) * 1024, used.ru_utime + used.ru_stime)
 """
 
 
-@pytest.mark.parametrize("blocks", [2, pytest.param(32, marks=pytest.mark.long)])
+@grids.first(1, blocks=[1, 32])
 def test_blocks_of_llama_7b_take_neither_memory_nor_time(tmp_path: Path, blocks: int) -> None:
     """Up to 27 GB of weights before their cast: profiled exactly, in 650 MB beside imports.
 

@@ -20,24 +20,24 @@ from pipeplan.capture.user_model.model_call import run_layers
 from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from tests import capture_tasks
+from tests import capture_tasks, grids, short_networks
 
 TASKS: dict[str, Callable[[], Task]] = {
-    "gpt2": tasks.gpt2,
+    "gpt2": short_networks.gpt2,
     "gpt2 tied": partial(tasks.gpt2, tied=True),
-    "llama": tasks.llama,
-    "t5": tasks.t5,
+    "llama": partial(short_networks.llama, blocks=1),
+    "t5": short_networks.t5,
     "t5 tied": partial(tasks.t5, tied=True),
     "vit": tasks.vit,
-    "resnet": tasks.resnet,
-    "densenet": tasks.densenet,
+    "resnet": short_networks.resnet,
+    "densenet": short_networks.densenet,
     "inception": tasks.inception,
-    "unet": tasks.unet,
-    "mixer": tasks.mixer,
-    "siamese": tasks.siamese,
-    "crossmodal": tasks.crossmodal,
-    "gpt2 of transformers": capture_tasks.gpt2,
-    "tied gpt2 of transformers": partial(capture_tasks.gpt2, tied=True),
+    "unet": partial(tasks.unet, depth=2),
+    "mixer": partial(short_networks.mixer, blocks=1),
+    "siamese": partial(tasks.siamese, layers=2),
+    "crossmodal": partial(tasks.crossmodal, layers=1),
+    "gpt2 of transformers": partial(capture_tasks.gpt2, blocks=1),
+    "tied gpt2 of transformers": partial(capture_tasks.gpt2, tied=True, blocks=1),
     "llama of transformers": capture_tasks.llama,
 }
 
@@ -109,7 +109,7 @@ def test_layers_equal_the_model(make: Callable[[], Task]) -> None:
         assert torch.equal(run_layers(model, (source,)), output)
 
 
-@pytest.mark.parametrize("blocks", [4, pytest.param(24, marks=pytest.mark.long)])
+@grids.first(1, blocks=[3, 24])
 def test_each_block_is_attention_and_mlp(blocks: int) -> None:
     """However many there are: 24 of them take at most 15 seconds of processor time."""
     task = capture_tasks.gpt2(blocks=blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,13 @@ from pipeplan.task import Task
 from tests.capture_tasks import conv, gpt2, mlp, sgd
 
 quick = partial(profile_task, repeats=1, warmup=0)
+
+
+@functools.cache
+def short_gpt2() -> Chain:
+    """One block."""
+    return quick(gpt2(blocks=1))
+
 
 TASK_FILE = """
 import torch
@@ -71,7 +79,7 @@ def test_profile_of_a_reference(reference: str) -> None:
 
 def test_digest_is_that_of_the_split_model() -> None:
     """What `launch` compares is what `profile` wrote."""
-    assert quick(gpt2(blocks=1)).task_digest == split(gpt2(blocks=1)).digest()
+    assert short_gpt2().task_digest == split(gpt2(blocks=1)).digest()
 
 
 def test_digest_tells_what_is_trained() -> None:
@@ -102,12 +110,19 @@ def test_threads_are_given_back(reference: str) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_profile_beside_companions(reference: str) -> None:
-    """Companions run while the profile does, and none is left behind."""
+def test_profile_beside_companions(reference: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Companions run while the profile does, and none is left behind.
+
+    What a task prints is nothing that a companion says to the profile.
+    """
     before = psutil.Process().children()
-    chain = profile(reference, repeats=2, warmup=0, companions=1)
+    printing = reference.replace(":task", ":printing")
+    chain = profile(printing, repeats=2, warmup=0, companions=1)
     assert chain.device["companions"] == 1
     assert psutil.Process().children() == before
+    out, err = capfd.readouterr()
+    assert out == "making the model\n", "the profile's own task prints, too"
+    assert "making the model" in err
 
 
 def test_companions_that_fail_are_reported(reference: str) -> None:
@@ -118,15 +133,6 @@ def test_companions_that_fail_are_reported(reference: str) -> None:
         companions(1, broken, seed=0, threads=1),
     ):
         pass
-
-
-def test_companions_may_print(reference: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """What a task prints is nothing that a companion says to the profile."""
-    with companions(1, reference.replace(":task", ":printing"), seed=0, threads=1):
-        pass
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "making the model" in err
 
 
 @pytest.mark.parametrize("name", ["repeats", "threads", "warmup", "companions"])
@@ -168,7 +174,7 @@ def test_model_is_left_as_it_was() -> None:
 
 def test_tied_weight_counts_once_and_is_named_twice() -> None:
     """One GPU holds both layers and the weight once, so one layer counts its bytes."""
-    plain, tied = quick(gpt2(blocks=1)), quick(gpt2(tied=True, blocks=1))
+    plain, tied = short_gpt2(), quick(gpt2(tied=True, blocks=1))
     head, embedding = tied.layers[-1], tied.layers[0]
     assert set(embedding.parameters) & set(head.parameters) == {"transformer.wte.weight"}
     assert embedding.weight_bytes == plain.layers[0].weight_bytes

@@ -12,7 +12,7 @@ from pipeplan import tasks
 from pipeplan.plan import Semantics
 from pipeplan.task import Task
 from pipeplan.testing import reference
-from tests import grids, pipelines
+from tests import grids, pipelines, short_networks
 from tests.captured import captured
 
 
@@ -26,16 +26,16 @@ def siamese_as_learnt() -> Task:
     return task
 
 
-UNET, T5 = partial(tasks.unet, side=16), partial(tasks.t5, sequence=8)
+UNET, T5 = partial(tasks.unet, depth=2, side=16), partial(short_networks.t5, sequence=8)
 CASES: dict[str, tuple[Callable[[], Task], Sequence[int], Sequence[int]]] = {
     "unet, cut where two skips are open": (UNET, [5], [0, 1]),
-    "unet, looped": (UNET, [3, 6, 11], [0, 1, 0, 1]),
-    "t5, cut in the decoder": (T5, [8], [0, 1]),
-    "t5, ids fed in the middle": (T5, [1, 5, 9], [0, 1, 0, 1]),
-    "crossmodal, cut in the text": (tasks.crossmodal, [3, 7], [1, 0, 1]),
+    "unet, looped": (UNET, [2, 5, 9], [0, 1, 0, 1]),
+    "t5, cut in the decoder": (T5, [6], [0, 1]),
+    "t5, ids fed in the middle": (T5, [1, 3, 7], [0, 1, 0, 1]),
+    "crossmodal, cut in the text": (partial(tasks.crossmodal, layers=1), [2, 5], [1, 0, 1]),
     "siamese, weights twice on a rank": (siamese_as_learnt, [2, 4, 6, 8], [0, 1, 0, 1, 1]),
-    "mixer, tensors transposed in memory": (tasks.mixer, [1, 4], [0, 1, 0]),
-    "densenet": (partial(tasks.densenet, side=32), [2, 6], [0, 1, 2]),
+    "mixer, tensors transposed in memory": (short_networks.mixer, [1, 4], [0, 1, 0]),
+    "densenet": (partial(short_networks.densenet, side=32), [2, 5], [0, 1, 2]),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 import torch
@@ -17,11 +17,12 @@ from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from pipeplan.testing import reference
-from tests import pipelines
+from tests import grids, pipelines
 from tests.capture_tasks import sgd
 from tests.captured import captured
 
 WIDTH = 4
+siamese = partial(tasks.siamese, layers=2)
 
 
 class Average(nn.Module):
@@ -176,16 +177,24 @@ NO_ESTIMATE = "cumulative norm"
 """Its forward looks at a value."""
 
 
-@pytest.mark.parametrize(
-    ("form", "kind"),
-    [
-        (form, kind)
-        for form, kind in product(FORMS, CHANGING)
-        if form != "graph" or kind not in NO_GRAPH
-    ],
-)
-def test_what_changes_is_of_one_layer(form: str, kind: str) -> None:
+ROWS = ["list", "sequence"]
+"""Forms that give what they hold as layers: one of them for each kind, the other when long."""
+
+
+@grids.each_value(form=ROWS, kind=list(CHANGING))
+def test_what_changes_is_of_one_layer_of_a_row(form: str, kind: str) -> None:
     """So is all in between; outer layers stay apart; an estimate has the same layers."""
+    check_one_layer(form, kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHANGING if kind not in NO_GRAPH])
+def test_what_changes_is_of_one_layer_of_a_graph(kind: str) -> None:
+    """So is all in between, too."""
+    check_one_layer("graph", kind)
+
+
+def check_one_layer(form: str, kind: str) -> None:
+    """The one that has what `kind` changes, where the model is made in this `form`."""
     task = task_of(FORMS[form](CHANGING[kind]()))
     made = split(task)
     assert all(len(layers) == 1 for layers in holders(made).values())
@@ -229,11 +238,11 @@ def test_a_norm_that_stays_eager_is_of_one_layer() -> None:
 
 def test_fewer_layers_are_made_of_joined_ones() -> None:
     """`launch` asks for as many as the plan has; a smaller number parts nothing, either."""
-    every = split(tasks.siamese())
+    every = split(siamese())
     assert len(every.layers) == 5
     assert len(joined(every)) == 1
-    assert split(tasks.siamese(), 5).digest() == every.digest()
-    fewer = split(tasks.siamese(), 3)
+    assert split(siamese(), 5).digest() == every.digest()
+    fewer = split(siamese(), 3)
     assert len(fewer.layers) == 3
     assert all(len(layers) == 1 for layers in holders(fewer).values())
 
@@ -259,10 +268,10 @@ def test_cuts_that_the_run_refuses_are_none() -> None:
 @pytest.mark.parametrize("gpus", [[0, 0], [0, 1, 0]])
 def test_every_cut_around_shared_norms_trains(gpus: list[int]) -> None:
     """Weights and statistics are the loop's, with many micro-batches in flight."""
-    model, task = captured(tasks.siamese)
+    model, task = captured(siamese)
     expected = reference.train_flush(model, task, 2, 3, seed=3)
     for cuts in combinations(range(1, len(model.layers)), len(gpus) - 1):
-        model, task = captured(tasks.siamese)
+        model, task = captured(siamese)
         plan = pipelines.plan_of(cuts, gpus, "flush", 3, layers=len(model.layers))
         outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=1), model, task, 2)
         assert outcome.losses == expected.losses
