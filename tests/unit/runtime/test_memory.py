@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor, nn
 
 from pipeplan import lowering
-from pipeplan.capture import profile_task, split
+from pipeplan.capture import split
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.livebytes import LiveBytes
@@ -216,23 +216,22 @@ def tied(how: Tied) -> Task:
 @pytest.mark.parametrize(("gpus", "how"), [(1, "colocate"), (2, "synchronize")])
 def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) -> None:
     """Gradients per layer, the copy and its optimizer state, the owner's inbox: to the byte."""
-    chain = profile_task(tied(how), repeats=1, warmup=0)
-    plan = planned(lasting(chain), gpus, semantics, 1, 0)
+    plan = planned(lasting(chain_of(tied, how)), gpus, semantics, 1, 0)
     homes = {gpu for gpu in range(gpus) for s in plan.hosted(gpu) if {s.first, s.last} & {0, 4}}
     assert len(homes) == gpus
-    assert measured(plan, tied(how)) == [row.peak_bytes for row in plan.memory]
+    assert measured_of(plan, tied, how) == [row.peak_bytes for row in plan.memory]
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2)])
 def test_weights_that_pass_are_counted(gpus: int, k: int, seed: int, semantics: Semantics) -> None:
     """The owner's weight and gradient, and copies under way as activations: to the byte."""
-    chain = profile_task(tied("transmit"), repeats=1, warmup=0)
+    chain = chain_of(tied, "transmit")
     (*before, _) = chain.layers
     assert len(before) == 2
     assert all(layer.output_bytes == 4 * (32 * 32 + 8 * 32) for layer in before)
     plan = planned(lasting(chain), gpus, semantics, k, seed)
-    assert measured(plan, tied("transmit")) == [row.peak_bytes for row in plan.memory]
+    assert measured_of(plan, tied, "transmit") == [row.peak_bytes for row in plan.memory]
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
@@ -245,7 +244,7 @@ def test_tensors_that_ride_along_are_counted_once(
     On four GPUs the message of the first stage is an input that it keeps.
     """
     plan = planned(profiled("skips"), gpus, semantics, k, seed)
-    assert measured(plan, capture_tasks.skips()) == [row.peak_bytes for row in plan.memory]
+    assert measured_of(plan, capture_tasks.skips) == [row.peak_bytes for row in plan.memory]
 
 
 class _Ride(nn.Module):
@@ -255,24 +254,24 @@ class _Ride(nn.Module):
         return skip, value + 1
 
 
+def riding() -> Task:
+    """The last layer of the first stage passes on what an earlier one keeps."""
+    layers = [nn.Linear(8, 16), capture_tasks.Fork(), _Ride(), capture_tasks.Join()]
+    return replace(capture_tasks.skips(), model=[*layers, nn.Linear(16, 1)])
+
+
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 def test_what_an_earlier_layer_keeps_may_be_counted_twice(semantics: Semantics) -> None:
     """Where the last layer passes on what an earlier one keeps, the plan is on the safe side.
 
     A chain tells of each layer alone.
     """
-
-    def make() -> Task:
-        layers = [nn.Linear(8, 16), capture_tasks.Fork(), _Ride(), capture_tasks.Join()]
-        return replace(capture_tasks.skips(), model=[*layers, nn.Linear(16, 1)])
-
-    chain = profile_task(make(), repeats=1, warmup=0)
-    chain = lasting(chain)
+    chain = lasting(chain_of(riding))
     passing = [layer.saved_passing_bytes for layer in chain.layers]
     assert passing == [0, chain.layers[0].output_bytes, 0, 0, 0]
     edges = ((0, 2), (3, 4))
     stages = tuple(Stage(id=i, layers=edge, gpu=i) for i, edge in enumerate(edges))
     plan = planned(chain, 2, semantics, 1, 0, stages)
-    first, last = measured(plan, make())
+    first, last = measured_of(plan, riding)
     assert first + passing[1] == plan.memory[0].peak_bytes
     assert last == plan.memory[1].peak_bytes

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from pipeplan.capture import profile_task
+from pipeplan.capture.measurement.task_profile import measure_layers
 from pipeplan.chain import Chain
-from pipeplan.plan import Semantics, Stage
+from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import Task
 from tests import grids
-from tests.captured import lasting
-from tests.unit.runtime.test_memory import measured, planned
+from tests.captured import captured, lasting
+from tests.captured import chain_of as captured_chain
+from tests.unit.runtime.test_memory import measured, measured_of, planned
 
 Make = Callable[..., Optimizer]
 
@@ -116,9 +117,21 @@ def task(make: Make, options: dict[str, Any], groups: bool) -> Task:
     return Task(model=layers(), loss=nn.functional.mse_loss, optimizer=optimizer, data=data)
 
 
+def sgd() -> Task:
+    """The three layers with the first optimizer: what their capture needs."""
+    return task(optim.SGD, {}, groups=False)
+
+
 def chain_of(made: Task) -> Chain:
-    """Its chain, with times that make every op last."""
-    return lasting(profile_task(made, repeats=1, warmup=0))
+    """Its chain, with times that make every op last; the layers are captured once for all."""
+    found = measure_layers(captured(sgd)[0], made, repeats=1, warmup=0, say=lambda _: None)
+    facts = {"input_bytes": found.input_bytes, "tied": made.tied, "layers": found.layers}
+    return lasting(Chain(name="optimizers", **facts))
+
+
+def peaks_of(plan: Plan, made: Task, steps: int | None = None) -> list[int]:
+    """Of each rank, as measured."""
+    return measured(plan, made, steps, captured(sgd)[0])
 
 
 @grids.each_value(
@@ -139,7 +152,7 @@ def test_peak_is_as_planned(
         for gpu in range(len(updates) // size)
     )
     plan = planned(chain, len(stages), semantics, 1, 0, stages)
-    peaks = measured(plan, task(make, options, groups), steps_of(make))
+    peaks = peaks_of(plan, task(make, options, groups), steps_of(make))
     assert peaks == [row.peak_bytes for row in plan.memory]
     if options.get("foreach") and make is not optim.SGD:
         assert max(row.working_bytes for row in plan.memory) == max(updates)
@@ -151,8 +164,18 @@ def test_a_short_run_may_take_less() -> None:
     plan = planned(chain_of(made), 1, "flush", 1, 0, (Stage(id=0, layers=(0, 2), gpu=0),))
     early = task(optim.ASGD, {"t0": 4}, groups=False)
     (need,) = (row.peak_bytes for row in plan.memory)
-    assert measured(plan, made)[0] < need
-    assert measured(plan, early, 8) == [need]
+    assert peaks_of(plan, made)[0] < need
+    assert peaks_of(plan, early, 8) == [need]
+
+
+def sharing(foreach: bool) -> Task:
+    """Five layers; the inner three share two weights, each on its rank."""
+    made = [Block(32, 32) for _ in range(3)]
+    for other in made[1:]:
+        other.linears[1].weight = made[0].linears[1].weight
+        other.linears[2].weight = made[0].linears[2].weight
+    plain = task(optim.AdamW, {"foreach": foreach}, groups=False)
+    return replace(plain, model=[nn.Linear(24, 32), *made, nn.Linear(32, 40)], tied="synchronize")
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -163,19 +186,9 @@ def test_copies_of_shared_weights_are_stepped_apart(semantics: Semantics, foreac
     Under 2bw copies are updated beside the input of the forward behind; (M7) of
     docs/reference/model.md takes all of the stage's updates to be so.
     """
-
-    def make() -> Task:
-        made = [Block(32, 32) for _ in range(3)]
-        for other in made[1:]:
-            other.linears[1].weight = made[0].linears[1].weight
-            other.linears[2].weight = made[0].linears[2].weight
-        last = nn.Linear(32, 40)
-        plain = task(optim.AdamW, {"foreach": foreach}, groups=False)
-        return replace(plain, model=[nn.Linear(24, 32), *made, last], tied="synchronize")
-
-    chain = chain_of(make())
+    chain = lasting(captured_chain(sharing, foreach))
     stages = tuple(Stage(id=i, layers=each, gpu=i) for i, each in enumerate(((0, 1), (2, 4))))
     plan = planned(chain, 2, semantics, 1, 0, stages)
-    pairs = zip(measured(plan, make()), plan.memory, strict=True)
+    pairs = zip(measured_of(plan, sharing, foreach), plan.memory, strict=True)
     over = [row.peak_bytes - peak for peak, row in pairs]
     assert over == [0, chain.input_of(2) if semantics == "2bw" and foreach else 0]
