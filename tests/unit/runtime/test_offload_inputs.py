@@ -58,7 +58,7 @@ def entering(name: str, gpus: int, semantics: Semantics, seed: int) -> Plan:
         pytest.param("gpt2", 1, "2bw", 9, marks=pytest.mark.long),
         ("gpt2", 2, "flush", 12),
         ("resnet", 2, "2bw", 9),
-        ("resnet", 1, "flush", 31),
+        pytest.param("resnet", 1, "flush", 31, marks=pytest.mark.long),
     ],
 )
 def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics, seed: int) -> None:
@@ -80,7 +80,7 @@ def leaving_checkpoints(plan: Plan) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "gpus", "semantics", "seed"),
-    [("gpt2", 2, "2bw", 10), ("resnet", 1, "flush", 23), ("t5", 1, "2bw", 4)],
+    [("gpt2", 2, "2bw", 10), ("resnet", 1, "flush", 23), ("t5", 1, "2bw", 84)],
 )
 def test_checkpoints_leave(name: str, gpus: int, semantics: Semantics, seed: int) -> None:
     """Inputs of runs that are computed again, the model's among them: bits, bytes, lower peaks."""

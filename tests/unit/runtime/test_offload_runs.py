@@ -232,7 +232,7 @@ def test_planned_under_scarce_memory(
     memory is scarcest.
     """
     chain = test_recompute_runs.profiled(name)
-    config = contiguous(semantics, 3)
+    config = contiguous(semantics, 1)
     scarce = machines_with_host(chain, config, gpus, share, 2 * 10**12)
     method = "contiguous" if gpus > 1 else "auto"
     plan = solve(chain, scarce, replace(config, offload="auto", method=method))
@@ -246,7 +246,7 @@ def test_planned_under_scarce_memory(
 def test_four_ranks_that_compute_again_and_offload(semantics: Semantics) -> None:
     """Where stages do both: bits of one process, peaks to the byte."""
     chain = test_recompute_runs.profiled("gpt2")
-    config = contiguous(semantics, 1)
+    config = contiguous(semantics, 0.3)
     scarce = machines_with_host(chain, config, 4, 0.5, 10**12)
     plan = solve(chain, scarce, replace(config, recompute="auto", offload="auto"))
     both = [s for s in plan.stages if s.remat and s.remat.recompute and s.remat.offload]

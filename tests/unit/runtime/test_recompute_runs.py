@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from pipeplan import lowering, tasks
+from pipeplan import lowering
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.livebytes import LiveBytes
@@ -32,8 +32,8 @@ from tests.captured import captured, chain_of, lasting
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 TASKS: dict[str, Callable[[], Task]] = {
     "gpt2": partial(short_networks.gpt2, blocks=3, batch=8),
-    "resnet": partial(short_networks.resnet, width=8, batch=8),
-    "t5": partial(tasks.t5, batch=8),
+    "resnet": partial(short_networks.resnet, width=8, batch=4),
+    "t5": partial(short_networks.t5, batch=4),
 }
 SHARES = [
     ("gpt2", 0.5),
@@ -63,7 +63,7 @@ def planned(name: str, semantics: Semantics, share: float) -> Plan:
     ample = Config(semantics=semantics, microbatches=MICROBATCHES, method="contiguous", k=1)
     peak = max(row.peak_bytes for row in solve(profiled(name), machines(2**40), ample).memory)
     scarce = replace(
-        ample, k="auto", recompute="auto", time_limit_s=1, deterministic=True, workers=1, gap=0.05
+        ample, k="auto", recompute="auto", time_limit_s=0.3, deterministic=True, workers=1, gap=0.05
     )
     return solve(profiled(name), machines(int(share * peak)), scarce)
 
