@@ -21,6 +21,7 @@ from pipeplan.operators.prepared import PreparedProgram
 from pipeplan.rehearsal import measured
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.device_programs import random_program, recomputing
+from tests import grids
 from tests.operator_models import MODELS, Model, model
 from tests.operator_steps import Step, step
 
@@ -44,9 +45,20 @@ def found(name: str) -> tuple[Model, Captured, Step]:
     return chosen, measured(chosen.module, captured, repeats=1), plain
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", ["keeps nothing", "random, with the host"])
 @pytest.mark.parametrize("name", MODELS)
+def test_bits_are_the_modules_whatever_runs_again(name: str, kind: str) -> None:
+    """All of it, or what draws say, of each model."""
+    check_bits_and_bytes(name, kind)
+
+
+@grids.each_value(name=list(MODELS), kind=["keeps all", "keeps every third", "random"])
 def test_bits_are_the_modules_and_bytes_the_judges(name: str, kind: str) -> None:
+    """One of the other programs of each model."""
+    check_bits_and_bytes(name, kind)
+
+
+def check_bits_and_bytes(name: str, kind: str) -> None:
     """Outputs, gradients, buffers, random numbers; the peak to the byte."""
     chosen, captured, plain = found(name)
     program = PROGRAMS[kind](captured.graph)

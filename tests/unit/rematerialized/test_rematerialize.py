@@ -35,7 +35,7 @@ TINY = {
     "resnet": {"width": 8, "side": 32},
     "densenet": {},
     "inception": {},
-    "unet": {"depth": 2, "side": 32},
+    "unet": {"depth": 2, "width": 4, "side": 16},
     "tied": {"sequence": 16, "tied": True},
 }
 MODELS = {"tied": "gpt2"}
@@ -94,8 +94,8 @@ def test_a_module_within_a_budget_between_is_the_plain_module(name: str) -> None
     task = tiny(name)
     assert isinstance(task.model, nn.Module)
     free = by_layers(task.model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
-    between = budgets(free.rematerialization_costs, None, 3)[1:]
-    check_within(task, between)
+    _, between, _ = budgets(free.rematerialization_costs, None, 3)
+    check_within(task, [between])
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -129,7 +129,7 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     expected = trained(copy.deepcopy(task.model), task)
     options = {"loss": task.loss, "repeats": 1, **FAST}
     free = by_layers(task.model, task.microbatch(0), "1TiB", **options)
-    for budget in budgets(free.rematerialization_costs, HostLink(10**13), 4)[:3:2]:
+    for budget in budgets(free.rematerialization_costs, HostLink(10**13), 4)[:1]:
         model = copy.deepcopy(task.model)
         lean = by_layers(model, task.microbatch(0), budget, **options)
         found = trained(lean, task)
@@ -162,13 +162,12 @@ def test_the_rehearsal_and_the_module_share_blocks_of_the_host(
     monkeypatch.setattr(PinnedPool, "empty_like", counted)
     monkeypatch.setattr(pinned, "_register", lambda *_: None)
     monkeypatch.setattr(pinned, "_unregister", lambda _: None)
-    task = tiny("gpt2")
-    options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1TB/s"}
-    options |= {"method": "layers", "max_layers": 6}
+    task = tiny("mixer")
+    options = {"loss": task.loss, "repeats": 1, "method": "layers", "max_layers": 4, **FAST}
     plain, pair = task.model, task.microbatch(0)
     assert isinstance(plain, nn.Module)
     free = rematerialize(plain, pair, "1TiB", **options)
-    budget = budgets(free.rematerialization_costs, HostLink(10**12), 4)[1]
+    budget, *_ = budgets(free.rematerialization_costs, HostLink(10**13), 2)
     module = rematerialize(plain, pair, budget, **options)
     rehearsed = len(asked)
     assert rehearsed

@@ -188,7 +188,7 @@ def test_a_block_around_a_run_of_several_ranks_is_refused() -> None:
 def exported() -> Task:
     """A model whose layers are found by export."""
     torch.manual_seed(0)
-    return replace(capture_tasks.gpt2(dropout=0.0, blocks=2), autocast=torch.bfloat16)
+    return replace(capture_tasks.gpt2(dropout=0.0, blocks=1), autocast=torch.bfloat16)
 
 
 @functools.cache
@@ -246,7 +246,7 @@ TASKS = {
     "mlp": capture_tasks.mlp,
     "conv": capture_tasks.conv,
     "transformer": capture_tasks.transformer,
-    "gpt2": partial(capture_tasks.gpt2, blocks=2),
+    "gpt2": partial(capture_tasks.gpt2, blocks=1),
 }
 
 
@@ -261,7 +261,7 @@ def profiled(name: str) -> Chain:
     return lasting(chain_of(cast, name))
 
 
-@grids.first(len(TASKS) - 1, name=sorted(TASKS, key="gpt2".__eq__))
+@grids.first(2, name=["transformer", "conv", "mlp", "gpt2"])
 def test_both_profiles_count_the_same_bytes(name: str) -> None:
     """Measured and fake chains have the same bytes, which are not those without autocast."""
 

@@ -35,7 +35,7 @@ from tests.captured import captured, lasting
 from tests.unit.runtime import test_memory
 
 GPUS, STEPS = 2, 3
-SECONDS = 6
+SECONDS = 2
 """For the search of programs."""
 TASKS: dict[str, Callable[[], Task]] = {
     "gpt2": partial(short_networks.gpt2, batch=2),

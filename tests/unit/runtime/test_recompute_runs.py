@@ -63,7 +63,13 @@ def planned(name: str, semantics: Semantics, share: float) -> Plan:
     ample = Config(semantics=semantics, microbatches=MICROBATCHES, method="contiguous", k=1)
     peak = max(row.peak_bytes for row in solve(profiled(name), machines(2**40), ample).memory)
     scarce = replace(
-        ample, k="auto", recompute="auto", time_limit_s=0.3, deterministic=True, workers=1, gap=0.05
+        ample,
+        k="auto",
+        recompute="auto",
+        time_limit_s=0.3,
+        deterministic=True,
+        workers=1,
+        gap=0.05,
     )
     return solve(profiled(name), machines(int(share * peak)), scarce)
 
