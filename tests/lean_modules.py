@@ -49,7 +49,7 @@ def blocks(*more: Callable[[], nn.Module]) -> list[nn.Module]:
     ]
 
 
-def row(*more: Callable[[], nn.Module]) -> nn.Module:
+def row(*more: Callable[[], nn.Module]) -> nn.Sequential:
     """Layers that are used as they are."""
     torch.manual_seed(0)
     return nn.Sequential(*blocks(*more))

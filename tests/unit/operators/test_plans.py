@@ -12,8 +12,8 @@ from tests.operator_models import MODELS
 from tests.operator_steps import step
 from tests.unit.operators.test_bits_and_bytes import found
 
-OFTEN = ("gpt, explicit attention", "resnet")
-"""Models of every test run; the others are long."""
+OFTEN = ("resnet",)
+"""Of every test run; the others are long."""
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_plans_run_within_their_budget(name: str) -> None:
     kept = judge(graph, keep_all(graph))
     moving = kept.peak_bytes - graph.static_bytes
     budgets = [Budget(graph.static_bytes + moving * share // 20) for share in (20, 15, 10)]
-    limits = SearchLimits(seconds=5, deterministic=0.1)
+    limits = SearchLimits(seconds=5, deterministic=0.2)
     answers = solve(GraphProblem(graph), budgets, 8, "rockmate", limits).answers
     options = [answer.option for answer in answers if answer.option is not None]
     assert options
@@ -66,7 +66,7 @@ def _runs_halfway(name: str, method: str) -> None:
     graph = captured.graph
     kept = judge(graph, keep_all(graph)).peak_bytes
     peak = (kept + max(graph.static_bytes, Ledger(graph).least_peak)) // 2
-    limits = SearchLimits(seconds=20, deterministic=0.1)
+    limits = SearchLimits(seconds=20, deterministic=0.2)
     (answer,) = solve(GraphProblem(graph), [Budget(peak)], 60, method, limits).answers
     assert answer.option is not None
     assert answer.option.outcome.compute_ns > graph.compute_ns
