@@ -60,7 +60,7 @@ def test_equals_one_process(
     assert (outcome.norms, outcome.rates) == (expected.norms, expected.rates)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@grids.first(10, seed=range(16))
 def test_random_lowered_plans_equal_one_process(seed: int) -> None:
     """Random valid plans, k up to 3, lowered by the real lowering, train exactly."""
     plan = pipelines.without_first_in_place(random_plan(seed, layers=8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -99,6 +100,7 @@ def predicted(plan: Plan) -> list[GpuTerms]:
     return [simulation.terms(gpu) for gpu in range(len(plan.cluster.gpus))]
 
 
+@functools.cache
 def planned(family: str, semantics: Semantics, kind: str, seed: int = 1) -> Plan:
     """A valid plan on two ranks.
 

@@ -116,13 +116,12 @@ def test_what_is_left_of_a_dropped_step(make: Callable[[], tuple[SplitModel, Tas
     _, task = make()
     plan = pipelines.plan_of([2, 4, 6], [0, 1, 0, 1], "flush", test_drop.M)
     plan = pipelines.split_backwards(plan)
-    steps = range(test_drop.STEPS + 1)
-    expected = [test_drop.run(plan, make()[0], task, count) for count in steps]
+    after = functools.cache(lambda steps: test_drop.run(plan, make()[0], task, steps))
     lost = 0
     for part in (0.15, 0.4, 0.55, 0.6, 0.9):
-        question = int(part * expected[-1].questions[1])
+        question = int(part * after(test_drop.STEPS).questions[1])
         ended = test_drop.run(plan, make()[0], task, test_drop.STEPS, 1, question)
-        test_drop.same(ended, expected[ended.done])
+        test_drop.same(ended, after(ended.done))
         lost += ended.lost
     assert lost, "no step was dropped: the test shows nothing"
 
@@ -177,9 +176,7 @@ def drawn(seed: int, *, step: bool, offload: bool = False) -> Plan:
     return plan if away else drawn(seed + 4, step=step, offload=True)
 
 
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("step", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@grids.each_pair(seed=range(4), step=[False, True], offload=[False, True])
 def test_lowered_plans_train_exactly(seed: int, step: bool, offload: bool) -> None:
     """Plans whose W come at any time behind I: losses and weights equal one process.
 
@@ -254,7 +251,7 @@ def stepped(plan: Plan, seed: int) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("seed", range(12))
+@grids.first(8, seed=range(12))
 def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
     """All ends of all actions of all ranks over two steps on the virtual clock: difference 0."""
     plan = plans_split.random_split_plan(seed)

@@ -10,7 +10,7 @@ from pipeplan import lowering
 from pipeplan.plan import Plan
 from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
-from tests import dry_runs
+from tests import dry_runs, grids
 from tests.host_updates import beside
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)
@@ -22,7 +22,7 @@ def drawn(seed: int) -> Plan:
     return plans.random_plan(seed, gpus=gpus, layers=max(3, gpus + seed % 7))
 
 
-@pytest.mark.parametrize("seed", range(42))
+@grids.first(24, seed=range(42))
 def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
     """All ends of all actions of all ranks over three steps: difference 0."""
     plan = drawn(seed)
@@ -31,7 +31,7 @@ def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
     assert got == dry_runs.simulated(plan, pattern, 3)
 
 
-@pytest.mark.parametrize("seed", range(300, 324))
+@grids.first(12, seed=range(300, 324))
 def test_copies_to_the_host_keep_the_simulators_time(seed: int) -> None:
     """OFFLOAD, FREE_O and PREFETCH of plans that offload, on both duplexes: difference 0."""
     gpus = SIZES[seed % len(SIZES)]
@@ -51,7 +51,7 @@ def test_updates_beside_keep_the_simulators_time(seed: int) -> None:
     assert got == dry_runs.simulated(plan, pattern, 3)
 
 
-@pytest.mark.parametrize("seed", range(100, 116))
+@grids.first(8, seed=range(100, 116))
 def test_steady_period_is_never_above_the_planned_one(seed: int) -> None:
     """No action ends later than planned, and the last periods take at most the planned one."""
     plan, pattern = dry_runs.without_updates(drawn(seed), 12)
