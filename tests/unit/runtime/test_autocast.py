@@ -246,7 +246,7 @@ TASKS = {
     "mlp": capture_tasks.mlp,
     "conv": capture_tasks.conv,
     "transformer": capture_tasks.transformer,
-    "gpt2": partial(capture_tasks.gpt2, blocks=1),
+    "gpt2": partial(capture_tasks.gpt2, blocks=2),
 }
 
 

@@ -36,7 +36,7 @@ TASKS = {
     "mlp": capture_tasks.mlp,
     "conv": capture_tasks.conv,
     "transformer": capture_tasks.transformer,
-    "gpt2": partial(capture_tasks.gpt2, blocks=1),
+    "gpt2": partial(capture_tasks.gpt2, blocks=2),
 }
 
 
@@ -54,14 +54,15 @@ def planned(
     k: int,
     seed: int,
     stages: tuple[Stage, ...] | None = None,
-    microbatches: int = 7,
+    microbatches: int | None = None,
 ) -> Plan:
     """A valid plan of random stages and starts on slow links.
 
     An odd number of micro-batches per step: with k = 2 updates fall on either copy, as the model
-    assumes.
+    assumes. By default so many that each GPU holds as many as the steady state does.
     """
     rng = Random(seed)
+    microbatches = microbatches or (5 if gpus < 4 else 7)
     layers = len(chain.layers)
     cuts = sorted(rng.sample(range(1, layers), min(layers - 1, rng.randint(gpus - 1, gpus + 2))))
     edges = [0, *cuts, layers]
@@ -85,7 +86,7 @@ def planned_again(
     semantics: Semantics,
     k: int,
     seed: int,
-    microbatches: int = 7,
+    microbatches: int | None = None,
 ) -> Plan:
     """As `planned`; runs of its stages, drawn from `rng`, are computed again."""
     plain = planned(chain, gpus, semantics, k, seed, microbatches=microbatches)

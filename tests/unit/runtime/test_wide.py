@@ -166,7 +166,7 @@ def test_hooks_see_the_gradient_of_one_micro_batch(kind: str, semantics: Semanti
 
 TASKS: dict[str, Callable[[], Task]] = {
     "mlp": capture_tasks.mlp,
-    "gpt2": partial(capture_tasks.gpt2, blocks=1),
+    "gpt2": partial(capture_tasks.gpt2, blocks=2),
 }
 
 
