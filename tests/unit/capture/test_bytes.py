@@ -22,6 +22,7 @@ from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.split_model import SplitModel, TensorSpec
 from pipeplan.task import Task
 from tests.capture_tasks import conv, gpt2, mlp, rows, sgd, skips, transformer
+from tests.captured import captured, chain_of
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,8 @@ def zeros(spec: TensorSpec) -> Tensor:
 @functools.cache
 def profiled(make: Callable[[], Task]) -> tuple[Task, SplitModel, Chain]:
     """A task, split and profiled once for all tests."""
-    torch.manual_seed(0)
-    task = make()
-    return task, split(task), profile_task(task, repeats=1, warmup=0)
+    model, task = captured(make)
+    return task, model, chain_of(make)
 
 
 def spans(count: int) -> list[tuple[int, int]]:
@@ -165,8 +165,11 @@ def spans(count: int) -> list[tuple[int, int]]:
     return [*singles, (0, 1), (0, middle), (1, count - 2), (middle, count - 1), (0, count - 1)]
 
 
+MADE = {"mlp": mlp, "conv": conv, "transformer": transformer, "gpt2": gpt2}
+
+
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2])
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_stage_holds_what_the_chain_predicts(make: Callable[[], Task], count: int) -> None:
     """Any stage, with one or three micro-batches in flight, holds (M2) and (M3) to the byte."""
     task, model, chain = profiled(make)
@@ -207,7 +210,7 @@ def giving(*, uses: bool) -> Task:
     return Task(model=layers, loss=functional.mse_loss, optimizer=sgd, data=data)
 
 
-@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2])
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_a_first_forward_needs_what_the_chain_predicts(make: Callable[[], Task]) -> None:
     """(V3) to the byte, of any run; one that ends with the loss has given up its last input."""
     task, model, chain = profiled(make)

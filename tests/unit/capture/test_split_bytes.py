@@ -21,8 +21,8 @@ from pipeplan.devices import find_device
 from pipeplan.livebytes import LiveBytes
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from tests.capture_tasks import conv, gpt2, mlp, sgd, skips, transformer
-from tests.unit.capture.test_bytes import make_stage, predicted, profiled, spans, zeros
+from tests.capture_tasks import sgd, skips
+from tests.unit.capture.test_bytes import MADE, make_stage, predicted, profiled, spans, zeros
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def measured(task: Task, model: SplitModel, first: int, last: int) -> Halves:
     return found
 
 
-@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2])
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_split_stage_holds_what_the_chain_predicts(make: Callable[[], Task]) -> None:
     """Any stage behind the first layer: what lives after F and I, and the peaks of I and W."""
     task, model, chain = profiled(make)
@@ -147,7 +147,7 @@ def _halves(chain: Chain) -> list[tuple[int | None, ...]]:
     ]
 
 
-@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2, skips])
+@pytest.mark.parametrize("make", [*MADE.values(), skips], ids=[*MADE, "skips"])
 def test_estimated_bytes_are_the_measured_ones(make: Callable[[], Task]) -> None:
     """To the byte, without memory; and both know the time of every layer but the first."""
     _, _, chain = profiled(make)

@@ -80,7 +80,7 @@ def leaving_checkpoints(plan: Plan) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "gpus", "semantics", "seed"),
-    [("gpt2", 2, "2bw", 10), ("resnet", 1, "flush", 23), ("t5", 1, "2bw", 84)],
+    [("gpt2", 2, "2bw", 10), ("resnet", 1, "flush", 23), ("t5", 1, "2bw", 4)],
 )
 def test_checkpoints_leave(name: str, gpus: int, semantics: Semantics, seed: int) -> None:
     """Inputs of runs that are computed again, the model's among them: bits, bytes, lower peaks."""

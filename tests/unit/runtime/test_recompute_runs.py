@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from pipeplan import lowering
+from pipeplan import lowering, tasks
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.livebytes import LiveBytes
@@ -33,7 +33,7 @@ RANKS, MICROBATCHES, STEPS = 4, 8, 2
 TASKS: dict[str, Callable[[], Task]] = {
     "gpt2": partial(short_networks.gpt2, blocks=3, batch=8),
     "resnet": partial(short_networks.resnet, width=8, batch=4),
-    "t5": partial(short_networks.t5, batch=4),
+    "t5": partial(tasks.t5, batch=8),
 }
 SHARES = [
     ("gpt2", 0.5),
