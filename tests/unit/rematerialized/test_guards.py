@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.rematerialized import layers, timing
-from tests import odd_models
+from tests import grids, odd_models
 from tests.lean_modules import LOSS, SAMPLE, by_layers, exported, lean, row, source
 
 
@@ -77,8 +77,10 @@ def one_more(module: nn.Module) -> None:
     module.add_module("more", nn.Linear(8, 8))
 
 
-@pytest.mark.parametrize("build", [row, exported])
-@pytest.mark.parametrize("change", [assigned, new_weight, new_head, one_more])
+@grids.each_value(
+    change={each.__name__: each for each in (assigned, new_weight, new_head, one_more)},
+    build={"exported": exported, "row": row},
+)
 def test_replaced_parts_are_refused(
     build: Callable[[], nn.Module], change: Callable[[nn.Module], None]
 ) -> None:
