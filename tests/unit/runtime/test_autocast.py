@@ -74,9 +74,9 @@ def task(dtype: torch.dtype = torch.bfloat16, optimizer: str = "sgd") -> Task:
     )
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@grids.each_pair(
+    dtype={"bfloat16": torch.bfloat16, "float16": torch.float16}, shape=SHAPES, semantics=MODES
+)
 def test_equals_a_loop_under_autocast(
     dtype: torch.dtype, shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics
 ) -> None:
@@ -112,8 +112,7 @@ def launched(ranks: int, semantics: Semantics) -> Plan:
     return launch_task.plan_of(chain, ranks, semantics)
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("ranks", [1, 2])
+@grids.each_value(ranks=[1, 2], semantics=MODES)
 def test_evaluation_is_cast_too(ranks: int, semantics: Semantics) -> None:
     """Losses in eval mode are those of a plain evaluation under autocast."""
     one = of_launch()

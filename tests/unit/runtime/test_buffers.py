@@ -16,7 +16,7 @@ from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.stages.module_buffers import ModuleBuffers
 from pipeplan.testing import reference
-from tests import pipelines
+from tests import grids, pipelines
 
 AGAIN = ((1, 1), (3, 3), (5, 6))
 
@@ -180,9 +180,7 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", [([], [0]), ([2, 5], [0, 1, 0])])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@grids.each_pair(make=MAKERS, shape=[([], [0]), ([2, 5], [0, 1, 0])], semantics=["flush", "2bw"])
 def test_buffers_change_once_and_are_seen_as_they_were(
     make: Callable[[], nn.Module],
     shape: tuple[Sequence[int], Sequence[int]],

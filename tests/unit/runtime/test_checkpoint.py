@@ -31,7 +31,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale
 from pipeplan.testing.in_process import run_ranks
-from tests import models, pipelines
+from tests import grids, models, pipelines
 
 
 def worker(plan: Plan, optimizer: str, transport: Transport) -> Worker:
@@ -60,9 +60,11 @@ def save_alone(folder: Path, semantics: Semantics, optimizer: str, steps: int) -
     return trained
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", [([], [0]), ([2, 4, 6], [0, 1, 2, 0])])
+@grids.each_pair(
+    shape=[([], [0]), ([2, 4, 6], [0, 1, 2, 0])],
+    semantics=["flush", "2bw"],
+    optimizer=["sgd", "adamw"],
+)
 def test_resume_under_another_plan_is_exact(
     tmp_path: Path,
     shape: tuple[Sequence[int], Sequence[int]],

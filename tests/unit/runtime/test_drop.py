@@ -167,7 +167,7 @@ def test_what_is_left_is_the_last_finished_step(case: str, semantics: Semantics)
     after = functools.cache(lambda steps: run(plan, make()[0], task, steps))
     askers = itertools.cycle(sorted({gpus[0], gpus[-1], max(gpus)}))
     lost = 0
-    for part, who in zip((0.1, 0.4, 0.5, 0.6, 0.7, 0.9), askers, strict=False):
+    for part, who in zip((0.1, 0.4, 0.6, 0.9), askers, strict=False):
         question = int(part * after(STEPS).questions[who])
         ended = run(plan, make()[0], task, STEPS, who, question)
         assert ended.done + ended.lost <= STEPS

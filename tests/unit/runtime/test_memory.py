@@ -223,10 +223,10 @@ def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) ->
     assert measured_of(plan, tied, how) == [row.peak_bytes for row in plan.memory]
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2)])
-def test_weights_that_pass_are_counted(gpus: int, k: int, seed: int, semantics: Semantics) -> None:
+@grids.each_value(shape=SHAPES[:3], semantics=MODES)
+def test_weights_that_pass_are_counted(shape: tuple[int, int, int], semantics: Semantics) -> None:
     """The owner's weight and gradient, and copies under way as activations: to the byte."""
+    gpus, k, seed = shape
     chain = chain_of(tied, "transmit")
     (*before, _) = chain.layers
     assert len(before) == 2
@@ -235,15 +235,15 @@ def test_weights_that_pass_are_counted(gpus: int, k: int, seed: int, semantics: 
     assert measured_of(plan, tied, "transmit") == [row.peak_bytes for row in plan.memory]
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 1, 3)])
+@grids.each_value(shape=SHAPES, semantics=MODES)
 def test_tensors_that_ride_along_are_counted_once(
-    gpus: int, k: int, seed: int, semantics: Semantics
+    shape: tuple[int, int, int], semantics: Semantics
 ) -> None:
     """A skip that passes several layers is one storage, and its gradients are one: to the byte.
 
     On four GPUs the message of the first stage is an input that it keeps.
     """
+    gpus, k, seed = shape
     plan = planned(profiled("skips"), gpus, semantics, k, seed)
     assert measured_of(plan, capture_tasks.skips) == [row.peak_bytes for row in plan.memory]
 

@@ -184,8 +184,7 @@ def overflowing() -> tuple[SplitModel, Task]:
     return split, replace(task, loss_scale=rule, clip_norm=1.0, scheduler=SCHEDULES["cosine"])
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
+@grids.each_value(shape=MAPS, semantics=["flush", "2bw"])
 def test_loss_scaling_skips_on_all_ranks(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics
 ) -> None:

@@ -96,8 +96,7 @@ def test_with_clipping_and_loss_scale(dtype: torch.dtype, kind: str, semantics: 
     assert max(expected.norms) > 0.2
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@grids.each_value(kind=list(KINDS), semantics=MODES)
 def test_layers_computed_again(kind: str, semantics: Semantics) -> None:
     """Their gradients are added once."""
     one, task = narrow(kind)
@@ -153,8 +152,7 @@ def scaling(parameter: nn.Parameter) -> None:
     parameter.register_post_accumulate_grad_hook(decay)
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@grids.each_value(kind=list(KINDS), semantics=MODES)
 def test_hooks_see_the_gradient_of_one_micro_batch(kind: str, semantics: Semantics) -> None:
     """With wide sums .grad holds that of one micro-batch, in the weight's type, then is added."""
     one, task = narrow(kind)
@@ -258,8 +256,7 @@ def saved(kind: str, semantics: Semantics, folder: Path) -> Worker:
     return trained
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@grids.each_value(kind=list(KINDS), semantics=MODES)
 def test_resume_is_exact(tmp_path: Path, kind: str, semantics: Semantics) -> None:
     """Master weights are in the checkpoint: two steps more under another plan, as without."""
     trained = saved(kind, semantics, tmp_path / "c")
