@@ -6,7 +6,6 @@ first process that calls one compiles it; what it compiled lies in a cache besid
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -67,12 +66,11 @@ def compiling_told(tell: Callable[[], None]) -> Iterator[None]:
 class _CompileTimer:
     """Adds up times, and tells of compilations.
 
-    What begins before the last one has ended is part of that. Meanwhile no garbage is collected:
-    what a compilation makes lives on, and searching it takes a twelfth of the time.
+    What begins before the last one has ended is part of that.
     """
 
     def __init__(self) -> None:
-        self.seconds, self._depth, self._began, self._collects = 0.0, 0, 0.0, False
+        self.seconds, self._depth, self._began = 0.0, 0, 0.0
         self.tell: Callable[[], None] | None = None
         """Whom compilations are told."""
 
@@ -84,16 +82,13 @@ class _CompileTimer:
 
     def start(self) -> None:
         if not self._depth:
-            self._began, self._collects = time.monotonic(), gc.isenabled()
-            gc.disable()
+            self._began = time.monotonic()
         self._depth += 1
 
     def end(self) -> None:
         self._depth -= 1
         if not self._depth:
             self.seconds += time.monotonic() - self._began
-            if self._collects:
-                gc.enable()
 
 
 _TIMER: Final = _CompileTimer()
