@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +24,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.task import Task
-from tests import grids
+from tests import forked_commands, grids
 from tests.capture_tasks import adamw, conv, gpt2, llama, mlp, sgd, skips, transformer
 from tests.captured import captured
 
@@ -338,7 +337,7 @@ def test_blocks_of_llama_7b_take_neither_memory_nor_time(tmp_path: Path, blocks:
     """
     file = tmp_path / "large.py"
     file.write_text(LLAMA, encoding="utf-8")
-    command = [sys.executable, "-c", MEASURE, f"{file}:task(blocks={blocks})"]
+    command = forked_commands.client().command("-c", MEASURE, f"{file}:task(blocks={blocks})")
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     weights, mode, resident, seconds = done.stdout.split()
