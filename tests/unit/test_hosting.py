@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 from pipeplan import hosting
-from pipeplan.capture import profile_task, split
+from pipeplan.capture import split
 from pipeplan.capture.partition.graph_layers import GraphLayer
 from pipeplan.capture.split import module_of
 from pipeplan.empty import is_empty
@@ -103,16 +103,17 @@ def seeded(make: Callable[[], Task]) -> Callable[[], Task]:
 
 def plan_for(make: Callable[[], Task]) -> Plan:
     """Two GPUs, half of the layers each, for the task's digest."""
-    chain = profile_task(make(), repeats=1, warmup=0)
-    count = len(chain.layers)
+    task = make()
+    model = split(task)
+    count = len(model.layers)
     made = pipelines.plan_of([count // 2], [0, 1], "flush", 2, layers=count)
     layers = tuple(
-        planned.model_copy(update={"name": layer.name})
-        for planned, layer in zip(made.chain.layers, chain.layers, strict=True)
+        planned.model_copy(update={"name": name})
+        for planned, name in zip(made.chain.layers, model.names, strict=True)
     )
-    update = {"task_digest": chain.task_digest, "tied": chain.tied, "layers": layers}
+    update = {"task_digest": model.digest(), "tied": task.tied, "layers": layers}
     changed = made.chain.model_copy(update=update)
-    return made.model_copy(update={"chain": changed, "task_digest": chain.task_digest})
+    return made.model_copy(update={"chain": changed, "task_digest": model.digest()})
 
 
 def hosted_by(
@@ -240,7 +241,7 @@ def test_what_else_has_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_others_layers_take_no_memory() -> None:
     """Neither in the layers nor in the user's model, which know each other's tensors."""
     plan = plan_for(seeded(MAKERS["exported"]))
-    found = hosted_by(MAKERS["exported"], 1)
+    found = hosted_by(MAKERS["exported"], 1, plan=plan)
     model = module_of(found.task)
     mine = {name for name, _ in states_of(found.split, plan, 1)}
     others = dict(states_of(found.split, plan, 0))
@@ -426,8 +427,9 @@ def test_ranks_have_a_sample_of_weights_to_compare() -> None:
     make = MAKERS["exported"]
     seed_all(5)
     values = dict(module_of(make()).named_parameters())
+    plan = plan_for(seeded(make))
     for gpu in range(GPUS):
-        witness = hosted_by(make, gpu).witness
+        witness = hosted_by(make, gpu, plan=plan).witness
         assert witness == {name: fingerprint([value]) for name, value in values.items()}
 
 
