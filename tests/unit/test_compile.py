@@ -99,7 +99,7 @@ def test_runs_equal_a_plain_loop(
     no_more(caplog)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@grids.first(1, seed=range(2))
 def test_layers_computed_again(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Both forwards are compiled ahead: the one without autograd, too."""
     while True:
@@ -115,7 +115,7 @@ def test_layers_computed_again(seed: int, caplog: pytest.LogCaptureFixture) -> N
     no_more(caplog)
 
 
-@pytest.mark.parametrize("semantics", MODES)
+@grids.first(1, semantics=MODES[::-1])
 def test_what_they_saved_goes_to_the_host_and_back(
     semantics: Semantics, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeplan import Pipeline
 from pipeplan.capture import profile_task, split
+from pipeplan.chain import Chain
 from pipeplan.errors import InputError
 from pipeplan.fitting import split_for
 from pipeplan.memory_terms import MemoryReport
@@ -24,7 +26,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import launch_task, odd_models, pipelines
+from tests import grids, launch_task, odd_models, pipelines
 
 M = launch_task.MICROBATCHES
 Result = TypeVar("Result")
@@ -68,8 +70,7 @@ def means(losses: list[float]) -> list[float]:
     return [sum(losses[i : i + M]) / M for i in range(0, len(losses), M)]
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@grids.each_value(ranks=[1, 2, 4], semantics=["flush", "2bw"])
 def test_steps_and_evaluation_equal_one_process(ranks: int, semantics: Semantics) -> None:
     """Evaluation between steps sees the newest weights and running statistics, changes nothing."""
     task = launch_task.task(0)
@@ -160,13 +161,24 @@ def _by_graph() -> Task:
     return replace(launch_task.task(0), model=Normed())
 
 
+@functools.cache
+def _chain_of(make: Callable[[], Task]) -> Chain:
+    """Measured once: its model is nobody's."""
+    return launch_task.leveled(profile_task(make(), repeats=1, warmup=0))
+
+
+def _in_a_row() -> Task:
+    """Its layers are the user's own modules."""
+    return launch_task.task(0)
+
+
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize(
     ("make", "change", "message"),
     [
         (_by_graph, lambda m: m.one.requires_grad_(False), "one.weight: got requires_grad=False"),
         (_by_graph, lambda m: m.norm.eval(), "norm: got training=False, need True"),
-        (lambda: launch_task.task(0), lambda m: m[3].requires_grad_(False), "3.weight: got"),
+        (_in_a_row, lambda m: m[3].requires_grad_(False), "3.weight: got"),
     ],
 )
 def test_what_is_trained_cannot_change(
@@ -177,8 +189,7 @@ def test_what_is_trained_cannot_change(
 ) -> None:
     """Layers would obey now and then, or never; with the change undone, training goes on."""
     task = make()
-    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
-    with Pipeline(task, launch_task.plan_of(chain, 1, semantics)) as pipeline:
+    with Pipeline(task, launch_task.plan_of(_chain_of(make), 1, semantics)) as pipeline:
         pipeline.run(1)
         pipeline.evaluate(numbers=[0])
         change(task.model)
@@ -195,11 +206,11 @@ def test_what_is_trained_cannot_change(
         (_by_graph, lambda m: setattr(m, "one", nn.Linear(6, 6)), "module 'one': got another"),
         (_by_graph, lambda m: setattr(m, "more", nn.ReLU()), "module 'more': got a new one"),
         (
-            lambda: launch_task.task(0),
+            _in_a_row,
             lambda m: setattr(m[3], "weight", nn.Parameter(torch.zeros(6, 6))),
             "parameter '3.weight': got another",
         ),
-        (lambda: launch_task.task(0), lambda m: m.pop(4), "module '4': got another"),
+        (_in_a_row, lambda m: m.pop(4), "module '4': got another"),
     ],
 )
 def test_modules_cannot_change(
@@ -210,8 +221,7 @@ def test_modules_cannot_change(
 ) -> None:
     """The former ones would be trained, and evaluated, in silence."""
     task = make()
-    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
-    with Pipeline(task, launch_task.plan_of(chain, 1, semantics)) as pipeline:
+    with Pipeline(task, launch_task.plan_of(_chain_of(make), 1, semantics)) as pipeline:
         pipeline.run(1)
         pipeline.evaluate(numbers=[0])
         pipeline.run(1)

@@ -187,6 +187,7 @@ def test_a_folder_of_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (out / "sweep-2gpus.png").stat().st_size > 1000
     assert main(flags) == 2
     assert "is not empty" in capsys.readouterr().err
+    flags[3] = "1"
     assert main([*flags, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chain"] == "handmade"
 
@@ -236,7 +237,8 @@ def test_an_interrupted_sweep_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C keeps the points that are planned and tells how many others were asked for."""
-    found = points()[:2]
+    clusters = [uniform(1, memory) for memory in MEMORIES[:2]]
+    found = sweep(CHAIN, clusters, planner.Config(time_limit_s=0.2, workers=1))
     monkeypatch.setattr("pipeplan.sweep.sweep", lambda *_: found)
     file = tmp_path / "chain.json"
     file.write_text(CHAIN.to_json())

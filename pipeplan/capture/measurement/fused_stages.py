@@ -34,7 +34,7 @@ def measure_stages(
     place = device_of(task.model)
     check_data(task)
     task = place.bring(task)
-    model = split(task, len(plan.chain.layers) if plan.task_digest else None)
+    model = split(task, len(plan.chain.layers) if plan.task_digest else None, evaluates=False)
     _check(model, plan)
     fused = fuse_stages(ready(model, say), plan.stages)
     found = measure_layers(fused, task, repeats=repeats, warmup=warmup, say=say)

@@ -15,9 +15,9 @@ from pipeplan.layer_options.layer_search import LayerSearch
 @pytest.mark.parametrize(
     "model",
     [
-        "gpt2(batch=8)",
-        pytest.param("t5(batch=8)", marks=pytest.mark.long),
-        pytest.param("resnet(width=8,batch=8)", marks=pytest.mark.long),
+        "tests.short_networks:gpt2(batch=8)",
+        pytest.param("pipeplan.tasks:t5(batch=8)", marks=pytest.mark.long),
+        pytest.param("pipeplan.tasks:resnet(width=8,batch=8)", marks=pytest.mark.long),
     ],
 )
 def test_layers_alike_have_one_graph(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,9 +31,9 @@ def test_layers_alike_have_one_graph(model: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(LayerSearch, "look_at", look_at)
     monkeypatch.setattr(LayerSearch, "_found", lambda *_: None)
-    reference, device = f"pipeplan.tasks:{model}", find_device("a100")
-    chain = estimate(reference, device)
-    add_options(chain, reference, device=device)
+    device = find_device("a100")
+    chain = estimate(model, device)
+    add_options(chain, model, device=device)
     assert None not in graphs
     assert all(len(found) == 1 for found in graphs.values())
     assert 1 < len(graphs) < len(chain.layers)

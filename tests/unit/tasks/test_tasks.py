@@ -44,7 +44,7 @@ def test_training_lowers_the_loss(name: str) -> None:
     assert isinstance(task.model, nn.Module)
     optimizer = task.optimizer(task.model.parameters())
     losses = []
-    for step in range(16):
+    for step in range(8):
         optimizer.zero_grad()
         loss = _loss(task, step % 2)
         loss.backward()  # type: ignore[no-untyped-call]
