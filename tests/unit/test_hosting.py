@@ -17,7 +17,6 @@ from pipeplan.capture.partition.graph_layers import GraphLayer
 from pipeplan.capture.split import module_of
 from pipeplan.empty import is_empty
 from pipeplan.errors import InputError
-from pipeplan.fitting import split_for
 from pipeplan.hosting import Draft, Hosted, states_of
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint, seed_all
@@ -80,7 +79,7 @@ def rows(name: str) -> Task:
 
 MAKERS: dict[str, Callable[[], Task]] = {
     "exported": lambda: task_of(Net()),
-    "double": lambda: replace(task_of(Net().double()), data=lambda _: (_ROWS.double(), _ZEROS)),
+    "double": lambda: replace(task_of(_wide()), data=lambda _: (_ROWS.double(), _ZEROS)),
     "tied copies": lambda: task_of(TiedEnds(), tied="synchronize"),
     "list": lambda: task_of([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]),
     **{
@@ -88,6 +87,14 @@ MAKERS: dict[str, Callable[[], Task]] = {
         for name in ("drawn", "truncated", "spectral", "weight_norm", "looked_at", "kept")
     },
 }
+
+
+def _wide() -> nn.Module:
+    """Cast when it has been drawn, buffers too."""
+    row = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(*row).double()
+
+
 _ROWS, _ZEROS = torch.ones(3, WIDTH), torch.zeros(3, 1)
 
 
@@ -103,25 +110,36 @@ def seeded(make: Callable[[], Task]) -> Callable[[], Task]:
 
 def plan_for(make: Callable[[], Task]) -> Plan:
     """Two GPUs, half of the layers each, for the task's digest."""
-    task = make()
-    model = split(task)
+    return planned(make())[0]
+
+
+def planned(task: Task, *, evaluates: bool = False) -> tuple[Plan, SplitModel]:
+    """The plan, and the layers of the task's whole model."""
+    model = split(task, evaluates=evaluates)
     count = len(model.layers)
     made = pipelines.plan_of([count // 2], [0, 1], "flush", 2, layers=count)
     layers = tuple(
-        planned.model_copy(update={"name": name})
-        for planned, name in zip(made.chain.layers, model.names, strict=True)
+        one.model_copy(update={"name": name})
+        for one, name in zip(made.chain.layers, model.names, strict=True)
     )
     update = {"task_digest": model.digest(), "tied": task.tied, "layers": layers}
     changed = made.chain.model_copy(update=update)
-    return made.model_copy(update={"chain": changed, "task_digest": model.digest()})
+    plan = made.model_copy(update={"chain": changed, "task_digest": model.digest()})
+    return plan, model
 
 
 def hosted_by(
-    make: Callable[[], Task], gpu: int, said: list[str] | None = None, plan: Plan | None = None
+    make: Callable[[], Task],
+    gpu: int,
+    said: list[str] | None = None,
+    plan: Plan | None = None,
+    *,
+    evaluates: bool = False,
 ) -> Hosted:
     """What `gpu` builds of the task, with values from the seed."""
     lines: list[str] = [] if said is None else said
-    draft = Draft(seeded(make), plan or plan_for(seeded(make)), lines.append)
+    plan = plan or plan_for(seeded(make))
+    draft = Draft(seeded(make), plan, lines.append, evaluates=evaluates)
     return draft.hosted(gpu, seeded=True, rest=gpu == 0)
 
 
@@ -129,10 +147,9 @@ def hosted_by(
 def test_hosted_layers_are_those_of_the_whole_model(name: str) -> None:
     """Parameters and buffers by torch.equal, and the generator goes on from where it would."""
     make = MAKERS[name]
-    plan = plan_for(seeded(make))
     whole = seeded(make)()
     state = torch.get_rng_state()
-    model = split_for(plan, whole)
+    plan, model = planned(whole)
     for gpu in range(GPUS):
         expected = dict(states_of(model, plan, gpu))
         said: list[str] = []
@@ -183,8 +200,7 @@ def test_a_graph_is_cut_once(
 
     In both modes they compute what the whole model's compute.
     """
-    plan = plan_for(seeded(make))
-    model = split_for(plan, seeded(make)())
+    plan, model = planned(seeded(make)(), evaluates=True)
     cuts: list[Task] = []
 
     def counted(task: Task, most: int | None = None, *, evaluates: bool) -> SplitModel:
@@ -194,7 +210,7 @@ def test_a_graph_is_cut_once(
     monkeypatch.setattr(hosting, "split", counted)
     for gpu in range(GPUS):
         cuts.clear()
-        found = hosted_by(make, gpu, plan=plan)
+        found = hosted_by(make, gpu, plan=plan, evaluates=True)
         assert len(cuts) == times
         state = dict(module_of(found.task).named_parameters())
         for name, tensor in states_of(found.split, plan, gpu):
@@ -294,7 +310,7 @@ def test_parameters_that_no_layer_uses_have_their_values_on_the_first_rank() -> 
 def test_layers_that_are_never_evaluated_have_no_graph_for_it(evaluates: bool) -> None:
     """A launch without validation exports the model once; its layers are the same."""
     make = seeded(MAKERS["exported"])
-    plan, whole = plan_for(make), split(make())
+    plan, whole = planned(make(), evaluates=True)
     draft = Draft(make, plan, pytest.fail, evaluates=evaluates)
     assert draft.split.digest() == whole.digest()
     layer = draft.split.layers[0]

@@ -46,6 +46,7 @@ def test_the_measured_program_cannot_hang(ranks: int) -> None:
 
 def test_every_rank_learns_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links and overhead come out equal on all ranks, positive, one link per pair."""
+    monkeypatch.setattr(links, "REPEATS", 3)
     monkeypatch.setattr(overhead, "STEPS", 1)
     results = run_ranks(
         3, lambda transport: (links.measure_links(transport), overhead.measure_overhead(transport))
