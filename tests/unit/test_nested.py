@@ -23,7 +23,7 @@ from pipeplan.runtime.data.feed import Uses
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
 from pipeplan.testing.in_process import run_ranks
-from tests import launch_task
+from tests import grids, launch_task
 
 RANKS, STEPS, ROWS = 2, 2, 4
 Row = namedtuple("Row", "first second")
@@ -215,7 +215,7 @@ def test_trains_as_the_plain_loop_does(name: str) -> None:
         assert torch.equal(found[f"model.{key}"], value), key
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@grids.first(1, semantics=["2bw", "flush"])
 def test_batches_of_a_script(semantics: Semantics) -> None:
     """`step` cuts nested batches as the task would have given them; a dict in any order."""
     plan = launch_task.plan_of(chain("own loss"), RANKS, semantics)
