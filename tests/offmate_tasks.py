@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -141,10 +142,41 @@ def planned(
     task: Task, share: float, host_update: int, bandwidth: int, *, duplex: bool = True
 ) -> StatePlan:
     """A plan within a share of what one takes that has all the room it wants."""
-    machine = MachineLimits(ROOM, ROOM, bandwidth, 10**8, host_update, duplex)
-    problem = given_times(measured_problem(task, machine))
-    most = plan_states(problem, 30).outcome.peak_bytes
-    limited = replace(problem.machine, device_bytes=int(most * share))
+    return _within(_measured(task), share, host_update, bandwidth, duplex=duplex)
+
+
+@functools.cache
+def planned_once(
+    make: Callable[[str], Task],
+    optimizer: str,
+    share: float,
+    host_update: int,
+    bandwidth: int,
+    *,
+    duplex: bool = True,
+) -> StatePlan:
+    """`planned` for a task that is measured once, whatever the machine is."""
+    problem = _measured_once(make, optimizer)
+    return _within(problem, share, host_update, bandwidth, duplex=duplex)
+
+
+@functools.cache
+def _measured_once(make: Callable[[str], Task], optimizer: str) -> StateProblem:
+    return _measured(make(optimizer))
+
+
+def _measured(task: Task) -> StateProblem:
+    return given_times(measured_problem(task, MachineLimits(ROOM, ROOM, MS, 10**8, 0)))
+
+
+def _within(
+    problem: StateProblem, share: float, host_update: int, bandwidth: int, *, duplex: bool
+) -> StatePlan:
+    machine = replace(
+        problem.machine, bandwidth=bandwidth, host_update=host_update or None, duplex=duplex
+    )
+    most = plan_states(replace(problem, machine=machine), 30).outcome.peak_bytes
+    limited = replace(machine, device_bytes=int(most * share))
     return plan_states(replace(problem, machine=limited), 30)
 
 

@@ -24,6 +24,7 @@ from tests.offmate_tasks import (
     odd_model,
     perceptrons,
     planned,
+    planned_once,
     tables,
     train_plainly,
 )
@@ -39,6 +40,11 @@ class _Case:
     bandwidth: int
     has: frozenset[str]
 
+    @property
+    def given(self) -> tuple[str, float, int, int]:
+        """To plan for."""
+        return self.optimizer, self.share, self.host_update, self.bandwidth
+
 
 CASES = (
     _Case("adamw", 0.7, 1_372_661, 1_320_288, frozenset({"waits", "ahead", "recompute"})),
@@ -52,7 +58,7 @@ CASES = (
 def test_bits_are_plain_trainings_and_bytes_are_the_judges(case: _Case) -> None:
     """Over several steps, with gradients that wait for the next one and values that came ahead."""
     make = partial(perceptrons, case.optimizer)
-    plan = planned(make(), case.share, case.host_update, case.bandwidth)
+    plan = planned_once(perceptrons, *case.given)
     assert case.has <= _features(plan)
     check_against_plain(make, plan)
 
@@ -73,7 +79,7 @@ def test_odd_layers_train_the_same(
 def test_what_the_first_micro_batch_does_not_reach_is_trained(case: _Case) -> None:
     """Parameters that only later steps give gradients; steps that give them none skip them."""
     make = partial(experts, case.optimizer)
-    plan = planned(make(), case.share, case.host_update, case.bandwidth)
+    plan = planned_once(experts, *case.given)
     check_bits(make, plan, 6)
 
 
@@ -88,10 +94,10 @@ def test_tables_of_layers_stay() -> None:
 def test_one_direction_at_a_time() -> None:
     """Where both share the way, steps take longer, copies end in order, and bits are the same."""
     make = partial(perceptrons, "adamw")
-    given = (0.6, 0, 2 * 10**6)
-    plan = planned(make(), *given, duplex=False)
+    given = ("adamw", 0.6, 0, 2 * 10**6)
+    plan = planned_once(perceptrons, *given, duplex=False)
     assert "states move" in _features(plan)
-    assert plan.outcome.makespan_ns > planned(make(), *given).outcome.makespan_ns
+    assert plan.outcome.makespan_ns > planned_once(perceptrons, *given).outcome.makespan_ns
     check_against_plain(make, plan)
 
 
@@ -134,7 +140,7 @@ def test_the_host_updates_beside_the_device() -> None:
 @pytest.fixture(scope="module")
 def plan() -> StatePlan:
     """Of perceptrons: both sides update, gradients wait."""
-    return planned(perceptrons("adamw"), 0.7, 1_557_017, 20_017_238)
+    return planned_once(perceptrons, *CASES[1].given)
 
 
 class _CountingLoss(nn.Module):
