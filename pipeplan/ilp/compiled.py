@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-AVAILABLE: Final = find_spec("numba") is not None
+AVAILABLE: Final = (
+    find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
