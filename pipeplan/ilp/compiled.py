@@ -36,8 +36,8 @@ COMPILING: Final = (
     "numba compiles it first, once after an installation; the limit does not count that"
 )
 NO_COMPILER: Final = (
-    "numba is not installed, so schedules were searched some thirty times slower:"
-    " pip install 'pipeplan[plan]'"
+    "numba is not installed, or NUMBA_DISABLE_JIT is set, so schedules were searched some thirty"
+    " times slower: pip install 'pipeplan[plan]'"
 )
 
 
