@@ -28,7 +28,6 @@ FIRST = (
     "unit/test_hosting.py",
     "unit/docs/test_run.py",
     "unit/runtime/test_offload_runs.py",
-    "property/test_planner_recompute_enumeration.py",
     "unit/runtime/test_sampled_memory.py",
     "unit/runtime/test_split_backward.py",
     "distributed/test_joining.py",

@@ -50,8 +50,8 @@ ROOT = Path(__file__).parents[3]
 def test_machine_code_computes_what_python_does() -> None:
     """Whole steps, periodic schedules, local search, options: all numbers are the same."""
     pytest.importorskip("numba")
-    first, *rows = printed("")
-    other, *plain = printed("sys.modules['numba'] = None")
+    first, *rows = printed()
+    other, *plain = printed(NUMBA_DISABLE_JIT="1")
     assert (first, other) == ("numba", "plain")
     assert rows == plain
     steps, periods = 21 * machine_code.STEPS, 5 * machine_code.PERIODS
@@ -131,12 +131,12 @@ def test_compiling_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [(None, load_bound(costs), "contiguous: " + COMPILING)]
 
 
-def printed(before: str) -> list[str]:
-    """What a process of its own prints; `before` runs first."""
-    run = "runpy.run_module('tests.machine_code', run_name='__main__')"
+def printed(**environment: str) -> list[str]:
+    """What a process of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-c", f"import runpy, sys\n{before}\n{run}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "tests.machine_code"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
