@@ -32,7 +32,11 @@ def captured(make: Make, *words: Any) -> tuple[SplitModel, Task]:
 @functools.cache
 def chain_of(make: Make, *words: Any) -> Chain:
     """Its chain, with measured bytes; times are of one micro-batch."""
-    model, task = captured(make, *words)
+    return measured_chain(*captured(make, *words))
+
+
+def measured_chain(model: SplitModel, task: Task) -> Chain:
+    """The chain of layers that are there already, for a task that may differ from theirs."""
     found = measure_layers(model, task, repeats=1, warmup=0, say=lambda _: None)
     return Chain(
         name="captured", input_bytes=found.input_bytes, tied=task.tied, layers=found.layers

@@ -17,7 +17,6 @@ from torch import nn
 
 from pipeplan import Pipeline, lowering, tasks
 from pipeplan.capture import profile_task
-from pipeplan.capture.measurement.task_profile import measure_layers
 from pipeplan.chain import Chain, OperatorProgram
 from pipeplan.cluster import uniform
 from pipeplan.errors import InputError
@@ -31,7 +30,7 @@ from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import verify
 from tests import grids, launch_task, pipelines, short_networks
-from tests.captured import captured, lasting
+from tests.captured import captured, lasting, measured_chain
 from tests.unit.runtime import test_memory
 
 GPUS, STEPS = 2, 3
@@ -63,9 +62,8 @@ def profiled(name: str) -> Chain:
     Some budgets of each layer are enough here, and the layers are not captured a second time.
     """
     model, task = made(name)
-    found = measure_layers(model, task, repeats=1, warmup=0, say=lambda _: None)
-    facts = {"input_bytes": found.input_bytes, "tied": task.tied, "task_digest": model.digest()}
-    chain = lasting(Chain(name=name, layers=found.layers, **facts), halves=True)
+    chain = lasting(measured_chain(model, task), halves=True)
+    chain = chain.model_copy(update={"task_digest": model.digest()})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[task_options.__module__], "_split", lambda *_: model)
         patch.setattr(programs, "_SAVED", (0.55, 0.0))

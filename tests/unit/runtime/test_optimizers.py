@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from pipeplan.capture.measurement.task_profile import measure_layers
 from pipeplan.chain import Chain
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import Task
 from tests import grids
-from tests.captured import captured, lasting
+from tests.captured import captured, lasting, measured_chain
 from tests.captured import chain_of as captured_chain
 from tests.unit.runtime.test_memory import measured, measured_of, planned
 
@@ -124,9 +123,7 @@ def sgd() -> Task:
 
 def chain_of(made: Task) -> Chain:
     """Its chain, with times that make every op last; the layers are captured once for all."""
-    found = measure_layers(captured(sgd)[0], made, repeats=1, warmup=0, say=lambda _: None)
-    facts = {"input_bytes": found.input_bytes, "tied": made.tied, "layers": found.layers}
-    return lasting(Chain(name="optimizers", **facts))
+    return lasting(measured_chain(captured(sgd)[0], made))
 
 
 def peaks_of(plan: Plan, made: Task, steps: int | None = None) -> list[int]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pipeplan import lowering
 from pipeplan.capture import split
-from pipeplan.capture.measurement.task_profile import measure_layers
 from pipeplan.chain import Chain
 from pipeplan.errors import RankError
 from pipeplan.plan import OpKind, Plan, Remat
@@ -26,7 +25,7 @@ from pipeplan.testing import plans, plans_offload, plans_split, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import Rule, verify
 from tests import dry_runs, grids, models, pipelines
-from tests.captured import lasting
+from tests.captured import lasting, measured_chain
 from tests.unit.runtime import test_autocast, test_drop, test_hooks, test_memory
 
 STEPS, M = 3, 4
@@ -218,10 +217,7 @@ def test_step_plans_train_families_exactly(family: str, optimizer: str, ranks: i
 @functools.cache
 def family_chain(family: str, optimizer: str) -> Chain:
     """Bytes as measured, times that make every op last."""
-    model, task = optimized(family, optimizer, clip_norm=None)
-    found = measure_layers(model, task, repeats=1, warmup=0, say=lambda _: None)
-    facts = {"input_bytes": found.input_bytes, "tied": task.tied, "layers": found.layers}
-    return lasting(Chain(name=family, **facts), halves=True)
+    return lasting(measured_chain(*optimized(family, optimizer, clip_norm=None)), halves=True)
 
 
 @grids.each_value(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
