@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tests import as_python
 
@@ -92,22 +91,14 @@ def client() -> Client:
     return server
 
 
-class Ended(NamedTuple):
-    """A command that has ended, with the names of `subprocess.CompletedProcess`."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(script: Path, *words: str, timeout_s: float = 240) -> Ended:
+def run(script: Path, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
     """`python script words..` in the repository's root, forked; it and what it started must end.
 
     Raises:
         TimeoutError: after `timeout_s` seconds; its processes are killed then.
     """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             client().command(str(script), *words),
             cwd=ROOT,
             env=environment(),
@@ -119,7 +110,6 @@ def run(script: Path, *words: str, timeout_s: float = 240) -> Ended:
     except subprocess.TimeoutExpired as late:
         said = (late.stderr or b"").decode()[-3000:]
         raise TimeoutError(f"{script} {words}: {timeout_s} s\n{said}") from late
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def environment() -> dict[str, str]:
@@ -164,6 +154,7 @@ def _answer(connection: socket.socket) -> None:
     ends.register(ended := os.pidfd_open(command), select.POLLIN)
     if ended not in dict(ends.poll()):
         os.killpg(command, signal.SIGKILL)
+        os._exit(0)
     _, status = os.waitpid(command, 0)
     code = os.waitstatus_to_exitcode(status)
     connection.sendall(str(code if code >= 0 else 128 - code).encode())

@@ -37,10 +37,12 @@ def torchrun(ranks: int, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def forked(ranks: int, *words: str) -> forked_commands.Ended:
-    """A torchrun that has ended, of which ranks and agent have been forked."""
+def forked(ranks: int, *words: str) -> tuple[int, str, str]:
+    """As `finish`, of a torchrun of which ranks and agent have been forked."""
     script = ROOT / "tests" / "forked_torchrun.py"
-    return forked_commands.run(script, "--standalone", "--nproc-per-node", str(ranks), *words)
+    given = "--standalone", "--nproc-per-node", str(ranks), *words
+    done = forked_commands.run(script, *given)
+    return done.returncode, done.stdout, done.stderr
 
 
 def planned(folder: Path, ranks: int, semantics: Semantics) -> str:

@@ -82,11 +82,9 @@ def folder(tmp_path: Path) -> Path:
 
 def ran(words: list[str], folder: Path) -> str:
     """What a command prints on stdout; it must succeed."""
-    environment = os.environ | {
+    environment = forked_commands.environment() | {
         "PATH": f"{folder / '.programs'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
         "COLUMNS": "120",
     }
     done = subprocess.run(
